@@ -1,0 +1,46 @@
+/* cpu.h -- what the files of the cpu device share: queueing, threads, scratch, pacing. Nothing above the cut sees it. */
+#ifndef FO_CPU_H
+#define FO_CPU_H
+#include "flashoverlap/fo.h"
+
+#if FO_OPENMP
+#include <omp.h>
+#endif
+
+struct FoDevice {
+    int rank, nthreads;
+    double pace_tflops;   // 0: unpaced
+    double peak_tflops;   // 0: not yet measured
+    size_t nbytes, peak_nbytes;
+    char name[128];
+    struct FoMatmul* matmul; // cached primitives, matmul.c; made at first use, by the stream's thread
+};
+
+#define FO_MAX_ARGS 320 // bytes of arguments an operation may have
+
+typedef void (*FoOp)(FoStream* s, void* args);
+
+/* fo__enqueue -- queues op(s, copy of args) on s. nbytes at most FO_MAX_ARGS.
+ *
+ * Public functions pack their arguments into a struct, call this, and return; op runs on the thread of s. There OpenMP
+ * regions use the device's threads: num_threads is set for the thread, so a plain `#pragma omp parallel for` is right.
+ */
+void fo__enqueue(FoStream* s, FoOp op, const void* args, size_t nbytes);
+
+// memory for the operation that runs on s now; kept and grown, contents undefined, aligned to 64 bytes
+void* fo__scratch(FoStream* s, size_t nbytes);
+
+// call at the end of an operation that began at fo_now() == start and did `flops`: sleeps what pacing asks for
+void fo__pace(FoStream* s, double start, double flops);
+
+/* The virtual clock of a stream (seconds, as fo_now): when its last operation ended, free of the lateness of wake-ups.
+ * An event carries it from one stream to another; an exchange over an emulated link advances it to the time due.
+ */
+double fo__clock(const FoStream* s);
+void fo__clock_set(FoStream* s, double t);
+
+void fo__sleep_until(double t); // t as fo_now
+
+void fo__matmul_free(struct FoMatmul* m); // by fo_device_close
+
+#endif

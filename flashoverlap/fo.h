@@ -1,0 +1,154 @@
+/* fo.h -- READ FIRST. Numbers, errors, devices, memory, streams and events: part one of the cut.
+ *
+ * Three headers are the cut between what exists once and what exists for each device: this one, fo_ops.h (operations
+ * of the layers) and fo_comm.h (ranks, and bytes between them). flashoverlap/cpu/ and flashoverlap/cuda/ define the
+ * same names; the build links one of them. Everything above, each schedule included, is plain C that exists once.
+ *
+ * The vocabulary is CUDA's: work is queued on streams and runs in the order of its stream; events order one stream
+ * after another; nothing else does. On the cpu a stream is a thread with a queue.
+ */
+#ifndef FO_H
+#define FO_H
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- numbers ---------------------------------------------------------------------------------------------------
+// floatX holds weights, activations and their gradients: bf16, or fp32 in a PRECISION=FP32 build. bf16 is a struct,
+// so that C and C++ see the same type and no arithmetic happens on it by accident.
+typedef struct {
+    uint16_t bits;
+} FoBf16;
+
+typedef enum { FO_BF16, FO_FP32 } FoDtype;
+
+#ifdef FO_PRECISION_FP32
+typedef float floatX;
+#define FO_FLOATX FO_FP32
+#else
+typedef FoBf16 floatX;
+#define FO_FLOATX FO_BF16
+#endif
+
+static inline size_t fo_dtype_nbytes(FoDtype t) { return t == FO_BF16 ? 2 : 4; }
+
+static inline float fo_bf16_to_float(FoBf16 b) {
+    uint32_t u = (uint32_t)b.bits << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+// rounds to nearest, ties to even; a NaN stays a NaN
+static inline FoBf16 fo_bf16_from_float(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    uint32_t nan = (u >> 16) | 0x40u;
+    FoBf16 b = {(uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
+    return b;
+}
+
+#ifdef FO_PRECISION_FP32
+static inline float fo_float(floatX x) { return x; }
+static inline floatX fo_floatx(float f) { return f; }
+#else
+static inline float fo_float(floatX x) { return fo_bf16_to_float(x); }
+static inline floatX fo_floatx(float f) { return fo_bf16_from_float(f); }
+#endif
+
+// ---- errors ----------------------------------------------------------------------------------------------------
+/* fo_die -- prints one line on stderr, then ends every rank with exit status 1.
+ *
+ * For bugs of the caller, a broken machine, a failed library call. The first to die prints; others stay silent. Ranks
+ * that are threads end with the process, processes by the transport's abort. Never returns.
+ */
+void fo_die(const char* file, int line, const char* func, const char* fmt, ...)
+    __attribute__((format(printf, 4, 5), noreturn));
+
+/* fo_quit -- the same for a user's error: prints `message` as it is, on one line, and ends every rank with `status`. */
+void fo_quit(int status, const char* fmt, ...) __attribute__((format(printf, 2, 3), noreturn));
+
+// names the calling thread's rank in fo_die's message (-1: none); serves messages alone
+void fo_die_rank(int rank);
+// what fo_die and fo_quit do to end ranks that are other processes, before this one ends; set by a transport
+void fo_die_abort(void (*abort_all)(int status));
+
+#define fo_require(cond, ...)                                                                                \
+    do {                                                                                                     \
+        if (!(cond)) { fo_die(__FILE__, __LINE__, __func__, __VA_ARGS__); }                                  \
+    } while (0)
+
+// seconds on a clock that all ranks of a machine share
+double fo_now(void);
+
+// ---- a rank's device -------------------------------------------------------------------------------------------
+typedef struct FoDevice FoDevice;
+typedef struct FoStream FoStream;
+typedef struct FoEvent FoEvent;
+
+/* fo_device_open -- the part of the machine on which one rank computes.
+ *
+ * nlocal   ranks on this machine. cpu: a rank's operations use max(1, cores / nlocal) threads, so that results do not
+ *          depend on whether ranks are threads or processes.
+ * fo_device_close waits for nothing: destroy the device's streams first.
+ */
+FoDevice* fo_device_open(int rank, int nlocal);
+void fo_device_close(FoDevice* d);
+
+// one line for people, e.g. "cpu, AMD EPYC, oneDNN 2.6.3, 2 threads a rank"; valid until the device is closed
+const char* fo_device_name(const FoDevice* d);
+// TFLOP/s of floatX that the device can do at most; cpu: a large GEMM, measured at the first call
+double fo_device_peak_tflops(FoDevice* d);
+/* fo_device_pace -- makes each GEMM and attention last at least flops / (tflops * 1e12) seconds; 0: as fast as it goes.
+ *
+ * The arithmetic stays real; what remains of the time is slept, on a virtual clock of the stream, so that lateness of
+ * a wake-up does not add up. Call it while nothing is queued.
+ */
+void fo_device_pace(FoDevice* d, double tflops);
+
+// ---- memory ----------------------------------------------------------------------------------------------------
+// Zeroed; dies when there is none. cpu: aligned to 2 MiB with huge pages where large, else to 64 bytes.
+void* fo_malloc(FoDevice* d, size_t nbytes);
+void fo_free(FoDevice* d, void* p);
+// bytes handed out by fo_malloc on this device: now, and at most so far
+size_t fo_device_nbytes(const FoDevice* d);
+size_t fo_device_peak_nbytes(const FoDevice* d);
+
+// host -> device and back. Queued on s: host memory must stay as it is (upload), and may be read (download), only
+// after s has passed the call (fo_stream_sync).
+void fo_upload(void* dst, const void* host_src, size_t nbytes, FoStream* s);
+void fo_download(void* host_dst, const void* src, size_t nbytes, FoStream* s);
+// device -> device. Queued on s. The two must not overlap.
+void fo_copy(void* dst, const void* src, size_t nbytes, FoStream* s);
+void fo_zero(void* dst, size_t nbytes, FoStream* s);
+
+// ---- streams and events ----------------------------------------------------------------------------------------
+// name appears in traces and debuggers; it is copied
+FoStream* fo_stream_create(FoDevice* d, const char* name);
+// waits for what is queued, then ends the stream
+void fo_stream_destroy(FoStream* s);
+// the calling thread waits until all that is queued on s is done
+void fo_stream_sync(FoStream* s);
+FoDevice* fo_stream_device(const FoStream* s);
+
+FoEvent* fo_event_create(void);
+// the caller sees to it that no stream still waits for it
+void fo_event_destroy(FoEvent* e);
+// marks the point of s at which the call stands; an event may be recorded again and again
+void fo_event_record(FoEvent* e, FoStream* s);
+/* fo_stream_wait -- what is queued on s from now on starts after the last recording of e (recorded before this call;
+ * one never recorded does not hold s back).
+ *
+ * waited_ms  unless NULL, the milliseconds that s stood still here are added to it, by the time s has passed the call:
+ *            read it after fo_stream_sync(s).
+ */
+void fo_stream_wait(FoStream* s, FoEvent* e, double* waited_ms);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,144 @@
+/* fo_overlap.h -- THE FLASH PRIMITIVES: a plan (fo_plan.h) bound to two streams. What this library is for.
+ *
+ * A primitive takes the place of a collective and of the computation beside it. It is called the same way in every
+ * mode: what differs is the plan. All calls queue and return at once, and all ranks of the group make the same calls in
+ * the same order.
+ *
+ * Rows of a group's [N, C] activation: shard p is [p*N/P, (p+1)*N/P), chunk c of a plan with m sub-chunks is rows
+ * [c*N/(P*m), (c+1)*N/(P*m)). FoRows narrows that to a slice of each shard, so that a large operation (the head) can go
+ * slice by slice with one of these calls for each.
+ */
+#ifndef FO_OVERLAP_H
+#define FO_OVERLAP_H
+#include "flashoverlap/fo_comm.h"
+#include "flashoverlap/fo_ops.h"
+#include "flashoverlap/fo_plan.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// what reduce-scatters send from and receive into; one at a time is in flight, so one is enough for a rank
+typedef struct {
+    void* partial;    // [N, C] of wire: this rank's partial sums of all rows
+    void* received;   // [P-1, N/P, C] of wire: the others' partial sums of the own rows
+    FoDtype wire;     // floatX or fp32
+} FoStaging;
+
+typedef struct {
+    const char* name; // row of DESIGN 5: "F1"
+    FoPlan plan;
+    FoGroup* group;
+    FoStream *compute, *comm;
+    FoEvent* ready;                     // what the first exchange needs is written
+    FoEvent* arrived[FO_MAX_STEPS];     // by exchange
+    FoEvent* computed[2 * FO_MAX_STEPS]; // by compute
+    int marked;                         // ready was recorded early, by fo_overlap_mark
+    double exposed_ms;                  // compute stood waiting, in total; read after the compute stream is synced
+    double comm_ms;                     // what the plain collective would take on this link, in total
+    size_t nbytes_sent, nmessages;      // by this rank, in total
+} FoOverlap;
+
+// rows of each shard that a call is about: [first, first + count) of its N/P
+typedef struct {
+    size_t per_shard, first, count;
+} FoRows;
+
+static inline FoRows fo_rows(size_t N, int P) {
+    FoRows r = {N / (size_t)P, 0, N / (size_t)P};
+    return r;
+}
+
+// queues the computation of rows [row0, row0 + n) on s
+typedef void (*FoChunkFn)(void* ctx, size_t row0, size_t n, FoStream* s);
+
+FoOverlap* fo_overlap_create(const char* name, FoKind kind, FoMode mode, int m, FoTopology topology, FoGroup* g,
+                             FoStream* compute, FoStream* comm);
+// waits for both streams first
+void fo_overlap_destroy(FoOverlap* o);
+// sets exposed_ms, comm_ms, nbytes_sent, nmessages to 0
+void fo_overlap_reset(FoOverlap* o);
+
+// o's next communication depends on nothing that is queued on the compute stream after this call. Without it, that
+// communication waits for all that is queued when it is called.
+void fo_overlap_mark(FoOverlap* o);
+
+/* fo_allgather_run -- every rank's rows arrive in `all`, and fn computes on them chunk by chunk: own first, the others
+ * as they arrive.
+ *
+ * Order    the own rows of all are in place (written by what compute has queued). Afterwards `all` is complete, and
+ *          its own rows may be written again, by whatever is queued on the compute stream.
+ * Ranks    collective; same rows and row_nbytes.
+ * Errors   dies if o's plan is not an all-gather, or m does not divide rows.count.
+ * Source   arXiv 2604.24013 Alg. 1. Differs: direct plans send each shard to each peer; doc/overlap.md.
+ */
+void fo_allgather_run(FoOverlap* o, void* all, size_t row_nbytes, FoRows rows, FoChunkFn fn, void* ctx);
+
+// the same in two halves, to hide the gather under independent work queued in between. Mode none waits in begin.
+void fo_allgather_begin(FoOverlap* o, void* all, size_t row_nbytes, FoRows rows);
+void fo_allgather_end(FoOverlap* o);
+
+/* fo_reducescatter_run -- fn computes this rank's partial sums of all rows, chunk by chunk, into st->partial; each
+ * chunk goes to its owner while the next is computed, the own one is computed last.
+ *
+ * Follow it with fo_reducescatter_end, which adds. Work queued in between covers what is still under way (B3, B6).
+ * In mode none it waits for everything here.
+ *
+ * Numbers  partials travel as st->wire and are added in fp32 in rank order with one rounding; along a ring, in the
+ *          order of the ring, rounded to wire at each hop. The same bits in every mode.
+ * Source   arXiv 2604.24013 Alg. 2, 3. Differs: direct plans push each partial to its owner.
+ */
+void fo_reducescatter_run(FoOverlap* o, FoStaging* st, int C, FoRows rows, FoChunkFn fn, void* ctx);
+
+// out = residual + bias + sum over ranks; out and residual are the own rows (rows.count of them). Either may be NULL
+void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX* residual, const floatX* bias, int C,
+                          FoRows rows);
+
+/* fo_allgather_matmul_forward -- out = (all ranks' rows) @ weight^T + bias: F1, F3.
+ *
+ * Column-parallel: every rank needs all N rows and computes OC of the columns. See fo_allgather_run for order.
+ */
+void fo_allgather_matmul_forward(floatX* out,          // [N, OC]
+                                 floatX* all,          // [N, C], the own rows in place
+                                 const floatX* weight, // [OC, C]
+                                 const floatX* bias,   // [OC]
+                                 size_t N, int C, int OC, FoOverlap* o);
+
+// dinp = (all ranks' rows of dout) @ weight: B1, B4
+void fo_allgather_matmul_dgrad(floatX* dinp,         // [N, K]
+                               floatX* all,          // [N, C], the own rows in place
+                               const floatX* weight, // [C, K]
+                               size_t N, int K, int C, FoOverlap* o);
+
+/* fo_matmul_reducescatter_forward -- the partial sums inp @ weight^T on their way to the rows' owners: F4.
+ *
+ * Row-parallel: K is this rank's share of the width summed over. fo_reducescatter_end follows.
+ */
+void fo_matmul_reducescatter_forward(FoStaging* st,
+                                     const floatX* inp,    // [N, K]
+                                     const floatX* weight, // [C, K]
+                                     size_t N, int K, int C, FoOverlap* o);
+
+// the same of dout @ weight: B3, B6
+void fo_matmul_reducescatter_dgrad(FoStaging* st,
+                                   const floatX* dout,   // [N, OC]
+                                   const floatX* weight, // [OC, C]
+                                   size_t N, int C, int OC, FoOverlap* o);
+
+/* fo_attention_matmul_reducescatter_forward -- query-split attention: F2.
+ *
+ * For each chunk of query rows: attention of this rank's heads, then its share of the projection, then off to the
+ * owner: the reduce-scatter hides under both, not under the projection alone. query_split 0 computes all attention
+ * first (the row-parallel schedule, for comparison). Bits do not depend on it.
+ * Source   arXiv 2604.24013 Alg. 4, Fig. 8b.
+ */
+void fo_attention_matmul_reducescatter_forward(FoStaging* st,
+                                               floatX* att,          // [N, NH*hs]
+                                               float* lse,           // [N, NH]
+                                               const floatX* qkv,    // [N, 3*NH*hs]
+                                               const floatX* weight, // [C, NH*hs]
+                                               FoLayout l, int NH, int hs, int C, int query_split, FoOverlap* o);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,69 @@
+/* tensors.h -- everything known about a GPT's parameter tensors, in one table of one row a tensor.
+ *
+ * Allocation, initialisation, checkpoints, AdamW, the cut across tp and the tests' names are all driven by it.
+ * The order is llm.c's (formats: doc/formats.md). Weights are [out, in] row-major.
+ */
+#ifndef TENSORS_H
+#define TENSORS_H
+#include "flashoverlap/fo.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int maxT, V, Vp, L, NH, C; // Vp: V rounded up to a multiple of 128
+} GPTConfig;
+
+// how a tensor is cut across the P ranks of a tp group
+typedef enum {
+    CUT_NONE, // whole on every rank
+    CUT_ROWS, // rows, in equal parts as far as they go (fo_cut)
+    CUT_QKV,  // rows of q, k and v each, by head
+    CUT_COLS, // columns: FFN columns in equal parts
+    CUT_HEADS // columns, by head
+} TensorCut;
+
+enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, NTENSORS };
+
+typedef struct {
+    const char* name;
+    int layers;                    // copies of it, one after the other in files and in memory: L or 1
+    size_t rows, cols;             // of one layer's; vectors are [rows, 1]
+    int decays;                    // weight decay applies (2-D tensors)
+    TensorCut cut;
+    size_t local_rows, local_cols; // of one layer's on this rank
+    size_t offset;                 // of layer 0 in this rank's arena, in elements; layers follow each other
+} Tensor;
+
+typedef struct {
+    GPTConfig config;
+    int P, r;
+    Tensor t[NTENSORS];
+    size_t nelem;       // of this rank's arena
+    size_t ncut;        // the first ncut of them are cut; the rest, replicated on every rank, follow
+    size_t ntotal;      // parameters of the whole model, padding included
+} Tensors;
+
+// first of `n` things that rank r of P has; it has fo_cut(n, P, r+1) - fo_cut(n, P, r). The first n % P have one more.
+static inline size_t fo_cut(size_t n, int P, int r) {
+    size_t q = n / (size_t)P, rest = n % (size_t)P, k = (size_t)r;
+    return k * q + (k < rest ? k : rest);
+}
+
+void tensors_init(Tensors* ts, GPTConfig c, int P, int r);
+
+// elements of one layer of t on this rank
+static inline size_t tensor_local(const Tensor* t) { return t->local_rows * t->local_cols; }
+
+/* tensor_extract, tensor_place -- one layer's whole tensor `full` [rows, cols] -> rank r's part `local`
+ * [local_rows, local_cols], and back. nbytes of an element; host memory. r may be any rank of ts->P.
+ */
+void tensor_extract(void* local, const void* full, const Tensors* ts, int tensor, int r, size_t nbytes);
+void tensor_place(void* full, const void* local, const Tensors* ts, int tensor, int r, size_t nbytes);
+// elements of one layer of a tensor on any rank r
+size_t tensor_local_of(const Tensors* ts, int tensor, int r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
