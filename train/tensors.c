@@ -1,0 +1,132 @@
+/* tensors.c -- the parameter table of a GPT, and which part of each tensor a rank holds. See tensors.h.
+ *
+ * A part is at most three runs of rows (q, k and v) of one range of columns. Everything below follows from it.
+ */
+#include "train/tensors.h"
+
+#define ALIGN 64 // elements: the offset of each tensor in the arena is a multiple
+
+// the part of one layer's tensor that rank r holds: `nruns` runs of `nrows` rows, `stride` rows apart, from row0 on,
+// of each of which it has columns [col0, col0 + ncols)
+typedef struct {
+    size_t nruns, stride, row0, nrows, col0, ncols;
+} Part;
+
+static Part part_of(const Tensors* ts, const Tensor* t, int r) {
+    const size_t NH = (size_t)ts->config.NH, C = (size_t)ts->config.C, hs = C / NH;
+    const size_t head0 = fo_cut(NH, ts->P, r), nheads = fo_cut(NH, ts->P, r + 1) - head0;
+    Part p = {1, 0, 0, t->rows, 0, t->cols};
+    switch (t->cut) {
+    case CUT_NONE: break;
+    case CUT_ROWS:
+        p.row0 = fo_cut(t->rows, ts->P, r);
+        p.nrows = fo_cut(t->rows, ts->P, r + 1) - p.row0;
+        break;
+    case CUT_QKV:
+        p.nruns = 3;
+        p.stride = C;
+        p.row0 = head0 * hs;
+        p.nrows = nheads * hs;
+        break;
+    case CUT_COLS:
+        p.col0 = fo_cut(t->cols, ts->P, r);
+        p.ncols = fo_cut(t->cols, ts->P, r + 1) - p.col0;
+        break;
+    case CUT_HEADS:
+        p.col0 = head0 * hs;
+        p.ncols = nheads * hs;
+        break;
+    }
+    return p;
+}
+
+static size_t align_up(size_t n) {
+    return (n + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+// places the tensors that are cut (or those that are not) one after the other from `at` on; returns where they end
+static size_t arena_place(Tensors* ts, int is_cut, size_t at) {
+    for (int i = 0; i < NTENSORS; i++) {
+        Tensor* t = &ts->t[i];
+        if ((t->cut != CUT_NONE) == is_cut) {
+            t->offset = at;
+            at = align_up(at + (size_t)t->layers * tensor_local(t));
+        }
+    }
+    return at;
+}
+
+void tensors_init(Tensors* ts, GPTConfig c, int P, int r) {
+    const int L = c.L;
+    const size_t C = (size_t)c.C, Vp = (size_t)c.Vp, maxT = (size_t)c.maxT;
+    // clang-format off
+    const Tensor table[NTENSORS] = {
+        // name     layers  rows  cols  decays  cut          the rest is computed below
+        {"wte",        1,   Vp,    C,     1, CUT_ROWS,  0, 0, 0},
+        {"wpe",        1,   maxT,  C,     1, CUT_NONE,  0, 0, 0},
+        {"ln1w",       L,   C,     1,     0, CUT_NONE,  0, 0, 0},
+        {"ln1b",       L,   C,     1,     0, CUT_NONE,  0, 0, 0},
+        {"qkvw",       L,   3 * C, C,     1, CUT_QKV,   0, 0, 0},
+        {"qkvb",       L,   3 * C, 1,     0, CUT_QKV,   0, 0, 0},
+        {"attprojw",   L,   C,     C,     1, CUT_HEADS, 0, 0, 0},
+        {"attprojb",   L,   C,     1,     0, CUT_NONE,  0, 0, 0},
+        {"ln2w",       L,   C,     1,     0, CUT_NONE,  0, 0, 0},
+        {"ln2b",       L,   C,     1,     0, CUT_NONE,  0, 0, 0},
+        {"fcw",        L,   4 * C, C,     1, CUT_ROWS,  0, 0, 0},
+        {"fcb",        L,   4 * C, 1,     0, CUT_ROWS,  0, 0, 0},
+        {"fcprojw",    L,   C,     4 * C, 1, CUT_COLS,  0, 0, 0},
+        {"fcprojb",    L,   C,     1,     0, CUT_NONE,  0, 0, 0},
+        {"lnfw",       1,   C,     1,     0, CUT_NONE,  0, 0, 0},
+        {"lnfb",       1,   C,     1,     0, CUT_NONE,  0, 0, 0},
+    };
+    // clang-format on
+    ts->config = c;
+    ts->P = P;
+    ts->r = r;
+    ts->ntotal = 0;
+    for (int i = 0; i < NTENSORS; i++) {
+        Tensor* t = &ts->t[i];
+        *t = table[i];
+        Part p = part_of(ts, t, r);
+        t->local_rows = p.nruns * p.nrows;
+        t->local_cols = p.ncols;
+        ts->ntotal += (size_t)t->layers * t->rows * t->cols;
+    }
+    ts->ncut = arena_place(ts, 1, 0);
+    ts->nelem = arena_place(ts, 0, ts->ncut);
+}
+
+size_t tensor_local_of(const Tensors* ts, int tensor, int r) {
+    Part p = part_of(ts, &ts->t[tensor], r);
+    return p.nruns * p.nrows * p.ncols;
+}
+
+// calls memcpy for each run of elements that lie side by side in both
+static void part_copy(char* local, char* full, const Tensors* ts, int tensor, int r, size_t nbytes,
+                      int extract) {
+    const Tensor* t = &ts->t[tensor];
+    const Part p = part_of(ts, t, r);
+    const int whole_rows = p.ncols == t->cols; // then a run of rows is one piece
+    const size_t npieces = whole_rows ? 1 : p.nrows, nrows = whole_rows ? p.nrows : 1;
+    const size_t piece = nrows * p.ncols * nbytes;
+    if (piece == 0) { return; }
+    for (size_t run = 0; run < p.nruns; run++) {
+        for (size_t k = 0; k < npieces; k++) {
+            char* f = full + ((run * p.stride + p.row0 + k) * t->cols + p.col0) * nbytes;
+            if (extract) {
+                memcpy(local, f, piece);
+            } else {
+                memcpy(f, local, piece);
+            }
+            local += piece;
+        }
+    }
+}
+
+void tensor_extract(void* local, const void* full, const Tensors* ts, int tensor, int r, size_t nbytes) {
+    part_copy((char*)local, (char*)(uintptr_t)full, ts, tensor, r, nbytes, 1);
+}
+
+void tensor_place(void* full, const void* local, const Tensors* ts, int tensor, int r, size_t nbytes) {
+    part_copy((char*)(uintptr_t)local, (char*)full, ts, tensor, r, nbytes, 0);
+}
