@@ -33,7 +33,9 @@ typedef FoBf16 floatX;
 #define FO_FLOATX FO_BF16
 #endif
 
-static inline size_t fo_dtype_nbytes(FoDtype t) { return t == FO_BF16 ? 2 : 4; }
+static inline size_t fo_dtype_nbytes(FoDtype t) {
+    return t == FO_BF16 ? 2 : 4;
+}
 
 static inline float fo_bf16_to_float(FoBf16 b) {
     uint32_t u = (uint32_t)b.bits << 16;
@@ -53,11 +55,19 @@ static inline FoBf16 fo_bf16_from_float(float f) {
 }
 
 #ifdef FO_PRECISION_FP32
-static inline float fo_float(floatX x) { return x; }
-static inline floatX fo_floatx(float f) { return f; }
+static inline float fo_float(floatX x) {
+    return x;
+}
+static inline floatX fo_floatx(float f) {
+    return f;
+}
 #else
-static inline float fo_float(floatX x) { return fo_bf16_to_float(x); }
-static inline floatX fo_floatx(float f) { return fo_bf16_from_float(f); }
+static inline float fo_float(floatX x) {
+    return fo_bf16_to_float(x);
+}
+static inline floatX fo_floatx(float f) {
+    return fo_bf16_from_float(f);
+}
 #endif
 
 // ---- errors ----------------------------------------------------------------------------------------------------
@@ -77,9 +87,9 @@ void fo_die_rank(int rank);
 // what fo_die and fo_quit do to end ranks that are other processes, before this one ends; set by a transport
 void fo_die_abort(void (*abort_all)(int status));
 
-#define fo_require(cond, ...)                                                                                \
-    do {                                                                                                     \
-        if (!(cond)) { fo_die(__FILE__, __LINE__, __func__, __VA_ARGS__); }                                  \
+#define fo_require(cond, ...)                                               \
+    do {                                                                    \
+        if (!(cond)) { fo_die(__FILE__, __LINE__, __func__, __VA_ARGS__); } \
     } while (0)
 
 // seconds on a clock that all ranks of a machine share
@@ -101,6 +111,8 @@ void fo_device_close(FoDevice* d);
 
 // one line for people, e.g. "cpu, AMD EPYC, oneDNN 2.6.3, 2 threads a rank"; valid until the device is closed
 const char* fo_device_name(const FoDevice* d);
+// a line worth telling the user once about this device and build, or NULL; cpu: bf16 without bf16 instructions
+const char* fo_device_hint(const FoDevice* d);
 // TFLOP/s of floatX that the device can do at most; cpu: a large GEMM, measured at the first call
 double fo_device_peak_tflops(FoDevice* d);
 /* fo_device_pace -- makes each GEMM and attention last at least flops / (tflops * 1e12) seconds; 0: as fast as it goes.

@@ -35,7 +35,9 @@ static inline size_t fo_layout_row(FoLayout l, int b, int t) {
 }
 
 // positions that follow each other in rows: T, or a block
-static inline int fo_layout_run(FoLayout l) { return l.zigzag ? l.T / (2 * l.P) : l.T; }
+static inline int fo_layout_run(FoLayout l) {
+    return l.zigzag ? l.T / (2 * l.P) : l.T;
+}
 
 // ---- rows ------------------------------------------------------------------------------------------------------
 // out[i] = inp[idx[i]], i < n
@@ -62,18 +64,18 @@ void fo_encoder_forward(floatX* out,        // [*, C]
 
 // ---- layer norm ------------------------------------------------------------------------------------------------
 // out = (inp - mean) * rstd * weight + bias over C, eps 1e-5
-void fo_layernorm_forward(floatX* out,                             // [n, C]
-                          float* mean, float* rstd,                // [n]
-                          const floatX* inp,                       // [n, C]
+void fo_layernorm_forward(floatX* out,                              // [n, C]
+                          float* mean, float* rstd,                 // [n]
+                          const floatX* inp,                        // [n, C]
                           const floatX* weight, const floatX* bias, // [C]
                           size_t n, int C, FoStream* s);
 
 // dinp += ...; dweight += ..., dbias += ... (the caller's accumulators, fp32)
-void fo_layernorm_backward(floatX* dinp,                       // [n, C], read and written
-                           float* dweight, float* dbias,       // [C]
-                           const floatX* dout,                 // [n, C]
-                           const floatX* inp,                  // [n, C]
-                           const floatX* weight,               // [C]
+void fo_layernorm_backward(floatX* dinp,                         // [n, C], read and written
+                           float* dweight, float* dbias,         // [C]
+                           const floatX* dout,                   // [n, C]
+                           const floatX* inp,                    // [n, C]
+                           const floatX* weight,                 // [C]
                            const float* mean, const float* rstd, // [n]
                            size_t n, int C, FoStream* s);
 
@@ -81,10 +83,10 @@ void fo_layernorm_backward(floatX* dinp,                       // [n, C], read a
 // Weights are [OC, K], as llm.c stores them. A row of the result has the same bits however rows are cut into calls.
 
 // out = inp @ weight^T + bias
-void fo_matmul_forward(void* out,             // [n, OC] of out_type (floatX or fp32)
-                       const floatX* inp,     // [n, K]
-                       const floatX* weight,  // [OC, K]
-                       const floatX* bias,    // [OC], or NULL
+void fo_matmul_forward(void* out,            // [n, OC] of out_type (floatX or fp32)
+                       const floatX* inp,    // [n, K]
+                       const floatX* weight, // [OC, K]
+                       const floatX* bias,   // [OC], or NULL
                        size_t n, int K, int OC, FoDtype out_type, FoStream* s);
 
 // dinp = dout @ weight
@@ -116,10 +118,10 @@ void fo_gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_
  * The owner's side of a reduce-scatter. parts is a host array, copied by the call; its pointers are of part_type.
  * In place: out may be residual. residual and bias may be NULL.
  */
-void fo_accumulate(floatX* out,                // [n, C]
-                   const void* const parts[],  // P pointers to [n, C]
-                   const floatX* residual,     // [n, C], or NULL
-                   const floatX* bias,         // [C], or NULL
+void fo_accumulate(floatX* out,               // [n, C]
+                   const void* const parts[], // P pointers to [n, C]
+                   const floatX* residual,    // [n, C], or NULL
+                   const floatX* bias,        // [C], or NULL
                    size_t n, int C, int P, FoDtype part_type, FoStream* s);
 #define FO_MAX_RANKS 16
 
@@ -180,8 +182,8 @@ typedef struct {
 
 // m = b1*m + (1-b1)*g, v = b2*v + (1-b2)*g*g; master -= lr*(m^/(sqrt(v^)+eps) + wd*master); param = master rounded.
 // FP32 builds: param and master may be the same memory.
-void fo_adamw_update(floatX* param, float* master, float* m, float* v, const float* grad, size_t nelem, FoAdamw a,
-                     FoStream* s);
+void fo_adamw_update(floatX* param, float* master, float* m, float* v, const float* grad, size_t nelem,
+                     FoAdamw a, FoStream* s);
 
 // *out += sum of squares, in double, in blocks of fixed size
 void fo_square_sum(double* out, const float* x, size_t nelem, FoStream* s);

@@ -19,9 +19,9 @@ extern "C" {
 
 // what reduce-scatters send from and receive into; one at a time is in flight, so one is enough for a rank
 typedef struct {
-    void* partial;    // [N, C] of wire: this rank's partial sums of all rows
-    void* received;   // [P-1, N/P, C] of wire: the others' partial sums of the own rows
-    FoDtype wire;     // floatX or fp32
+    void* partial;  // [N, C] of wire: this rank's partial sums of all rows
+    void* received; // [P-1, N/P, C] of wire: the others' partial sums of the own rows
+    FoDtype wire;   // floatX or fp32
 } FoStaging;
 
 typedef struct {
@@ -29,13 +29,13 @@ typedef struct {
     FoPlan plan;
     FoGroup* group;
     FoStream *compute, *comm;
-    FoEvent* ready;                     // what the first exchange needs is written
-    FoEvent* arrived[FO_MAX_STEPS];     // by exchange
+    FoEvent* ready;                      // what the first exchange needs is written
+    FoEvent* arrived[FO_MAX_STEPS];      // by exchange
     FoEvent* computed[2 * FO_MAX_STEPS]; // by compute
-    int marked;                         // ready was recorded early, by fo_overlap_mark
-    double exposed_ms;                  // compute stood waiting, in total; read after the compute stream is synced
-    double comm_ms;                     // what the plain collective would take on this link, in total
-    size_t nbytes_sent, nmessages;      // by this rank, in total
+    int marked;                          // ready was recorded early, by fo_overlap_mark
+    double exposed_ms;             // compute stood waiting, in total; read after the compute stream is synced
+    double comm_ms;                // what the plain collective would take on this link, in total
+    size_t nbytes_sent, nmessages; // by this rank, in total
 } FoOverlap;
 
 // rows of each shard that a call is about: [first, first + count) of its N/P
@@ -51,8 +51,8 @@ static inline FoRows fo_rows(size_t N, int P) {
 // queues the computation of rows [row0, row0 + n) on s
 typedef void (*FoChunkFn)(void* ctx, size_t row0, size_t n, FoStream* s);
 
-FoOverlap* fo_overlap_create(const char* name, FoKind kind, FoMode mode, int m, FoTopology topology, FoGroup* g,
-                             FoStream* compute, FoStream* comm);
+FoOverlap* fo_overlap_create(const char* name, FoKind kind, FoMode mode, int m, FoTopology topology,
+                             FoGroup* g, FoStream* compute, FoStream* comm);
 // waits for both streams first
 void fo_overlap_destroy(FoOverlap* o);
 // sets exposed_ms, comm_ms, nbytes_sent, nmessages to 0
@@ -90,8 +90,8 @@ void fo_allgather_end(FoOverlap* o);
 void fo_reducescatter_run(FoOverlap* o, FoStaging* st, int C, FoRows rows, FoChunkFn fn, void* ctx);
 
 // out = residual + bias + sum over ranks; out and residual are the own rows (rows.count of them). Either may be NULL
-void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX* residual, const floatX* bias, int C,
-                          FoRows rows);
+void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX* residual,
+                          const floatX* bias, int C, FoRows rows);
 
 /* fo_allgather_matmul_forward -- out = (all ranks' rows) @ weight^T + bias: F1, F3.
  *
@@ -136,7 +136,8 @@ void fo_attention_matmul_reducescatter_forward(FoStaging* st,
                                                float* lse,           // [N, NH]
                                                const floatX* qkv,    // [N, 3*NH*hs]
                                                const floatX* weight, // [C, NH*hs]
-                                               FoLayout l, int NH, int hs, int C, int query_split, FoOverlap* o);
+                                               FoLayout l, int NH, int hs, int C, int query_split,
+                                               FoOverlap* o);
 
 #ifdef __cplusplus
 }

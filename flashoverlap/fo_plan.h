@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define FO_MAX_M 16
+#define FO_MAX_M     16
 #define FO_MAX_STEPS (16 * FO_MAX_M)
 
 typedef enum { FO_ALLGATHER, FO_REDUCESCATTER } FoKind;
@@ -29,14 +29,14 @@ typedef enum { FO_NONE, FO_SLICE, FO_FLASH } FoMode; // vanilla; m slices as Meg
 typedef enum { FO_DIRECT, FO_RING } FoTopology;      // to the peer itself; neighbours only
 
 typedef struct {
-    int send, send_to;    // chunk that leaves, and the peer
-    int recv, recv_from;  // chunk that arrives, and the peer
-    int after_computes;   // computes that must be done before this exchange starts
+    int send, send_to;   // chunk that leaves, and the peer
+    int recv, recv_from; // chunk that arrives, and the peer
+    int after_computes;  // computes that must be done before this exchange starts
 } FoExchange;
 
 typedef struct {
-    int chunk;           // chunk to compute, or, if add, into whose partial sum the received one is added (ring)
-    int add;             // 0: compute; 1: add
+    int chunk; // chunk to compute, or, if add, into whose partial sum the received one is added (ring)
+    int add;   // 0: compute; 1: add
     int after_exchanges; // exchanges that must be done before this starts
 } FoCompute;
 
@@ -56,7 +56,8 @@ typedef struct {
  * Returns 0, or -1 with the reason in err: P not in 1..16, r not in 0..P-1, m not in 1..FO_MAX_M.
  * Source   arXiv 2604.24013, Alg. 1 and 2 (ring), Fig. 8b (direct); DESIGN 4.
  */
-int fo_plan_init(FoPlan* p, FoKind kind, FoMode mode, int m, FoTopology topology, int P, int r, char err[256]);
+int fo_plan_init(FoPlan* p, FoKind kind, FoMode mode, int m, FoTopology topology, int P, int r,
+                 char err[256]);
 
 // one line, e.g. "rs flash direct m=1 P=4 r=0: c1 |1>1 c2 |2>2 c3 |3>3 c0"; returns buf
 const char* fo_plan_print(const FoPlan* p, char* buf, size_t nbytes);

@@ -23,13 +23,31 @@ typedef enum {
     CUT_HEADS // columns, by head
 } TensorCut;
 
-enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, NTENSORS };
+enum {
+    WTE,
+    WPE,
+    LN1W,
+    LN1B,
+    QKVW,
+    QKVB,
+    ATTPROJW,
+    ATTPROJB,
+    LN2W,
+    LN2B,
+    FCW,
+    FCB,
+    FCPROJW,
+    FCPROJB,
+    LNFW,
+    LNFB,
+    NTENSORS
+};
 
 typedef struct {
     const char* name;
-    int layers;                    // copies of it, one after the other in files and in memory: L or 1
-    size_t rows, cols;             // of one layer's; vectors are [rows, 1]
-    int decays;                    // weight decay applies (2-D tensors)
+    int layers;        // copies of it, one after the other in files and in memory: L or 1
+    size_t rows, cols; // of one layer's; vectors are [rows, 1]
+    int decays;        // weight decay applies (2-D tensors)
     TensorCut cut;
     size_t local_rows, local_cols; // of one layer's on this rank
     size_t offset;                 // of layer 0 in this rank's arena, in elements; layers follow each other
@@ -39,9 +57,9 @@ typedef struct {
     GPTConfig config;
     int P, r;
     Tensor t[NTENSORS];
-    size_t nelem;       // of this rank's arena
-    size_t ncut;        // the first ncut of them are cut; the rest, replicated on every rank, follow
-    size_t ntotal;      // parameters of the whole model, padding included
+    size_t nelem;  // of this rank's arena
+    size_t ncut;   // the first ncut of them are cut; the rest, replicated on every rank, follow
+    size_t ntotal; // parameters of the whole model, padding included
 } Tensors;
 
 // first of `n` things that rank r of P has; it has fo_cut(n, P, r+1) - fo_cut(n, P, r). The first n % P have one more.
@@ -53,7 +71,9 @@ static inline size_t fo_cut(size_t n, int P, int r) {
 void tensors_init(Tensors* ts, GPTConfig c, int P, int r);
 
 // elements of one layer of t on this rank
-static inline size_t tensor_local(const Tensor* t) { return t->local_rows * t->local_cols; }
+static inline size_t tensor_local(const Tensor* t) {
+    return t->local_rows * t->local_cols;
+}
 
 /* tensor_extract, tensor_place -- one layer's whole tensor `full` [rows, cols] -> rank r's part `local`
  * [local_rows, local_cols], and back. nbytes of an element; host memory. r may be any rank of ts->P.

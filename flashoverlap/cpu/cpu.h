@@ -9,8 +9,8 @@
 
 struct FoDevice {
     int rank, nthreads;
-    double pace_tflops;   // 0: unpaced
-    double peak_tflops;   // 0: not yet measured
+    double pace_tflops; // 0: unpaced
+    double peak_tflops; // 0: not yet measured
     size_t nbytes, peak_nbytes;
     char name[128];
     struct FoMatmul* matmul; // cached primitives, matmul.c; made at first use, by the stream's thread
@@ -30,8 +30,8 @@ void fo__enqueue(FoStream* s, FoOp op, const void* args, size_t nbytes);
 // memory for the operation that runs on s now; kept and grown, contents undefined, aligned to 64 bytes
 void* fo__scratch(FoStream* s, size_t nbytes);
 
-// call at the end of an operation that began at fo_now() == start and did `flops`: sleeps what pacing asks for
-void fo__pace(FoStream* s, double start, double flops);
+// an operation that is paced says, before it returns, how much it did; the stream sleeps what pacing asks for
+void fo__pace(FoStream* s, double flops);
 
 /* The virtual clock of a stream (seconds, as fo_now): when its last operation ended, free of the lateness of wake-ups.
  * An event carries it from one stream to another; an exchange over an emulated link advances it to the time due.

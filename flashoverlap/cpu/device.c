@@ -1,0 +1,487 @@
+/* device.c -- errors, memory, streams and events of the cpu device (fo.h).
+ *
+ * A stream is a thread with a queue of operations; an event is a counter under a mutex: the host numbers each recording,
+ * the recording stream's thread marks that number done, a waiting stream's thread waits for it. The queue's locks would
+ * order, for ThreadSanitizer, what a schedule forgot to order; so the runtime's own synchronisation is hidden from it and
+ * only what CUDA promises is announced (hide, show, ACQUIRE, RELEASE).
+ */
+#include "flashoverlap/cpu/cpu.h"
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+#if FO_ONEDNN
+#include <dnnl.h>
+#endif
+
+#ifdef __SANITIZE_THREAD__
+void AnnotateIgnoreSyncBegin(const char* file, int line);
+void AnnotateIgnoreSyncEnd(const char* file, int line);
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
+void __tsan_acquire(void* p);
+void __tsan_release(void* p);
+static void hide(void) {
+    AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+}
+static void show(void) {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+    AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
+}
+#define ACQUIRE(p) __tsan_acquire(p)
+#define RELEASE(p) __tsan_release(p)
+#else
+static void hide(void) {}
+static void show(void) {}
+#define ACQUIRE(p) (void)(p)
+#define RELEASE(p) (void)(p)
+#endif
+
+enum { QUEUE_SLOTS = 2048 };
+// a wake-up later than this is no lateness of the scheduler but a stream that had nothing to do
+static const double LATENESS_S = 2e-3;
+
+typedef struct {
+    FoOp op;
+    _Alignas(16) unsigned char args[FO_MAX_ARGS];
+} Slot;
+
+struct FoStream {
+    FoDevice* device;
+    char name[16];
+    pthread_t thread;
+    pthread_mutex_t mutex; // of what follows, to `quit`
+    pthread_cond_t queued, done;
+    Slot* slots;
+    uint64_t nqueued, ndone;
+    int sleeping, quit;
+    // of the stream's thread alone
+    double clock;       // virtual end of the last operation
+    int clock_is_set;   // by the operation itself
+    double paced_flops; // of the operation that runs
+    void* scratch;
+    size_t scratch_nbytes;
+};
+
+struct FoEvent {
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    uint64_t done;     // highest recording that is done
+    double clock;      // the recording stream's clock then
+    uint64_t recorded; // of the host's thread alone
+};
+
+// ---- errors ----------------------------------------------------------------------------------------------------
+static _Thread_local int die_rank = -1;
+static atomic_int die_taken; // who sets it may print; it serves messages alone, as the rank does
+static void (*_Atomic die_abort)(int status);
+
+void fo_die_rank(int rank) {
+    die_rank = rank;
+}
+
+void fo_die_abort(void (*abort_all)(int status)) {
+    atomic_store(&die_abort, abort_all);
+}
+
+static void die_first(void) {
+    if (atomic_exchange(&die_taken, 1)) {
+        for (;;) {
+            pause();
+        }
+    }
+}
+
+static _Noreturn void die_end(int status) {
+    fflush(NULL);
+    void (*abort_all)(int) = atomic_load(&die_abort);
+    if (abort_all) { abort_all(status); }
+    _exit(status);
+}
+
+void fo_die(const char* file, int line, const char* func, const char* fmt, ...) {
+    char msg[1024];
+    va_list ap;
+    die_first();
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof msg, fmt, ap);
+    va_end(ap);
+    if (die_rank >= 0) {
+        fprintf(stderr, "[rank %d] %s:%d %s: %s\n", die_rank, file, line, func, msg);
+    } else {
+        fprintf(stderr, "%s:%d %s: %s\n", file, line, func, msg);
+    }
+    die_end(1);
+}
+
+void fo_quit(int status, const char* fmt, ...) {
+    char msg[1024];
+    va_list ap;
+    die_first();
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof msg, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "%s\n", msg);
+    die_end(status);
+}
+
+double fo_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void fo__sleep_until(double t) {
+    struct timespec ts = {(time_t)t, (long)((t - (double)(time_t)t) * 1e9)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR) {}
+}
+
+// ---- device ----------------------------------------------------------------------------------------------------
+static int usable_cores(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) { return CPU_COUNT(&set); }
+    return 1;
+}
+
+static void device_name(FoDevice* d) {
+    char line[256], model[80] = "unknown processor", lib[32] = "plain loops";
+    FILE* f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "model name : %79[^\n]", model) == 1) { break; }
+    }
+    if (f) { fclose(f); }
+#if FO_ONEDNN
+    const dnnl_version_t* v = dnnl_version();
+    snprintf(lib, sizeof lib, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
+#endif
+    snprintf(d->name, sizeof d->name, "cpu, %.60s, %s, %d thread%s a rank", model, lib, d->nthreads,
+             d->nthreads == 1 ? "" : "s");
+}
+
+FoDevice* fo_device_open(int rank, int nlocal) {
+    FoDevice* d = calloc(1, sizeof *d);
+    fo_require(d != NULL, "out of memory");
+    int online = (int)sysconf(_SC_NPROCESSORS_ONLN), usable = usable_cores();
+    d->rank = rank;
+    d->nthreads = nlocal > 0 ? online / nlocal : online;
+    if (d->nthreads > usable) { d->nthreads = usable; }
+    if (d->nthreads < 1) { d->nthreads = 1; }
+#if !FO_OPENMP
+    d->nthreads = 1;
+#endif
+    device_name(d);
+    return d;
+}
+
+void fo_device_close(FoDevice* d) {
+    if (d->matmul) { fo__matmul_free(d->matmul); }
+    free(d);
+}
+
+const char* fo_device_name(const FoDevice* d) {
+    return d->name;
+}
+
+const char* fo_device_hint(const FoDevice* d) {
+    (void)d;
+#if defined(__x86_64__) && !defined(FO_PRECISION_FP32)
+    if (!__builtin_cpu_supports("avx512bf16")) {
+        return "this processor has no bf16 instructions: a PRECISION=FP32 build is faster here";
+    }
+#endif
+    return NULL;
+}
+
+void fo_device_pace(FoDevice* d, double tflops) {
+    d->pace_tflops = tflops;
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------
+enum { HUGE_PAGE = 2 << 20, SMALL_ALIGN = 64 };
+
+// the size of an allocation stands in the bytes before it, which a large one spends an alignment unit on
+static size_t align_of(size_t nbytes) {
+    return nbytes >= HUGE_PAGE ? HUGE_PAGE : SMALL_ALIGN;
+}
+
+void* fo_malloc(FoDevice* d, size_t nbytes) {
+    size_t align = align_of(nbytes);
+    void* raw = NULL;
+    fo_require(nbytes < SIZE_MAX / 2 && posix_memalign(&raw, align, align + nbytes) == 0,
+               "no memory for %zu bytes (%zu MiB) beside the %zu MiB in use", nbytes, nbytes >> 20,
+               d->nbytes >> 20);
+    // copies between 2 MiB-aligned arenas on huge pages were measured 3 times faster than on 4 KiB pages
+    if (align == HUGE_PAGE) { madvise((char*)raw + align, nbytes, MADV_HUGEPAGE); }
+    memset((char*)raw + align, 0, nbytes);
+    size_t* head = (size_t*)((char*)raw + align - SMALL_ALIGN);
+    head[0] = nbytes;
+    d->nbytes += nbytes;
+    if (d->nbytes > d->peak_nbytes) { d->peak_nbytes = d->nbytes; }
+    return (char*)raw + align;
+}
+
+void fo_free(FoDevice* d, void* p) {
+    if (!p) { return; }
+    size_t nbytes = *(size_t*)((char*)p - SMALL_ALIGN);
+    d->nbytes -= nbytes;
+    free((char*)p - align_of(nbytes));
+}
+
+size_t fo_device_nbytes(const FoDevice* d) {
+    return d->nbytes;
+}
+size_t fo_device_peak_nbytes(const FoDevice* d) {
+    return d->peak_nbytes;
+}
+
+// ---- streams ---------------------------------------------------------------------------------------------------
+// runs one operation and moves the stream's clock by what it took, or by what pacing says that it takes
+static void run_op(FoStream* s, Slot* op) {
+    double start = fo_now();
+    double begin = start - s->clock < LATENESS_S ? s->clock : start;
+    s->paced_flops = 0.0;
+    s->clock_is_set = 0;
+    op->op(s, op->args);
+    if (s->clock_is_set) { return; }
+    double seconds = fo_now() - start, pace = s->device->pace_tflops;
+    double nominal = pace > 0.0 ? s->paced_flops / (pace * 1e12) : 0.0;
+    s->clock = begin + (nominal > seconds ? nominal : seconds);
+    if (nominal > 0.0) { fo__sleep_until(s->clock); }
+}
+
+static void* stream_main(void* arg) {
+    FoStream* s = arg;
+    Slot op;
+    fo_die_rank(s->device->rank);
+    pthread_setname_np(pthread_self(), s->name);
+    prctl(PR_SET_TIMERSLACK, 1000UL); // nanoseconds; the default of 50 us would be added to each sleep
+#if FO_OPENMP
+    omp_set_num_threads(s->device->nthreads);
+#endif
+    for (;;) {
+        hide();
+        pthread_mutex_lock(&s->mutex);
+        s->sleeping = 1;
+        while (s->ndone == s->nqueued && !s->quit) {
+            pthread_cond_wait(&s->queued, &s->mutex);
+        }
+        s->sleeping = 0;
+        int quit = s->ndone == s->nqueued;
+        if (!quit) { op = s->slots[s->ndone % QUEUE_SLOTS]; }
+        pthread_mutex_unlock(&s->mutex);
+        show();
+        if (quit) { return NULL; }
+        ACQUIRE(&s->slots[s->ndone % QUEUE_SLOTS]);
+        run_op(s, &op);
+        RELEASE(s);
+        hide();
+        pthread_mutex_lock(&s->mutex);
+        s->ndone++;
+        pthread_cond_broadcast(&s->done);
+        pthread_mutex_unlock(&s->mutex);
+        show();
+    }
+}
+
+FoStream* fo_stream_create(FoDevice* d, const char* name) {
+    FoStream* s = calloc(1, sizeof *s);
+    fo_require(s != NULL, "out of memory");
+    s->device = d;
+    s->slots = malloc(QUEUE_SLOTS * sizeof *s->slots);
+    fo_require(s->slots != NULL, "out of memory");
+    snprintf(s->name, sizeof s->name, "%s %d", name, d->rank);
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_cond_init(&s->queued, NULL);
+    pthread_cond_init(&s->done, NULL);
+    int err = pthread_create(&s->thread, NULL, stream_main, s);
+    fo_require(err == 0, "no thread for stream '%s': %s", name, strerror(err));
+    return s;
+}
+
+void fo_stream_destroy(FoStream* s) {
+    hide();
+    pthread_mutex_lock(&s->mutex);
+    s->quit = 1;
+    pthread_cond_signal(&s->queued);
+    pthread_mutex_unlock(&s->mutex);
+    show();
+    pthread_join(s->thread, NULL);
+    pthread_mutex_destroy(&s->mutex);
+    pthread_cond_destroy(&s->queued);
+    pthread_cond_destroy(&s->done);
+    free(s->scratch);
+    free(s->slots);
+    free(s);
+}
+
+FoDevice* fo_stream_device(const FoStream* s) {
+    return s->device;
+}
+
+void fo__enqueue(FoStream* s, FoOp op, const void* args, size_t nbytes) {
+    fo_require(nbytes <= FO_MAX_ARGS, "an operation with %zu bytes of arguments, at most %d", nbytes,
+               FO_MAX_ARGS);
+    RELEASE(&s->slots[s->nqueued % QUEUE_SLOTS]);
+    hide();
+    pthread_mutex_lock(&s->mutex);
+    while (s->nqueued - s->ndone == QUEUE_SLOTS) {
+        pthread_cond_wait(&s->done, &s->mutex);
+    }
+    Slot* slot = &s->slots[s->nqueued % QUEUE_SLOTS];
+    slot->op = op;
+    memcpy(slot->args, args, nbytes);
+    s->nqueued++;
+    if (s->sleeping) { pthread_cond_signal(&s->queued); }
+    pthread_mutex_unlock(&s->mutex);
+    show();
+}
+
+void fo_stream_sync(FoStream* s) {
+    hide();
+    pthread_mutex_lock(&s->mutex);
+    while (s->ndone != s->nqueued) {
+        pthread_cond_wait(&s->done, &s->mutex);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    show();
+    ACQUIRE(s);
+}
+
+void* fo__scratch(FoStream* s, size_t nbytes) {
+    if (nbytes > s->scratch_nbytes) {
+        free(s->scratch);
+        s->scratch_nbytes = (nbytes + 4095) / 4096 * 4096;
+        fo_require(posix_memalign(&s->scratch, SMALL_ALIGN, s->scratch_nbytes) == 0,
+                   "no memory for %zu bytes of scratch", nbytes);
+    }
+    return s->scratch;
+}
+
+void fo__pace(FoStream* s, double flops) {
+    s->paced_flops += flops;
+}
+
+double fo__clock(const FoStream* s) {
+    return s->clock;
+}
+
+void fo__clock_set(FoStream* s, double t) {
+    s->clock = t;
+    s->clock_is_set = 1;
+}
+
+// ---- events ----------------------------------------------------------------------------------------------------
+typedef struct {
+    FoEvent* event;
+    uint64_t number;
+    double* waited_ms;
+} EventArgs;
+
+FoEvent* fo_event_create(void) {
+    FoEvent* e = calloc(1, sizeof *e);
+    fo_require(e != NULL, "out of memory");
+    pthread_mutex_init(&e->mutex, NULL);
+    pthread_cond_init(&e->cond, NULL);
+    return e;
+}
+
+void fo_event_destroy(FoEvent* e) {
+    pthread_mutex_destroy(&e->mutex);
+    pthread_cond_destroy(&e->cond);
+    free(e);
+}
+
+static void record_op(FoStream* s, void* args) {
+    EventArgs* a = args;
+    FoEvent* e = a->event;
+    RELEASE(e);
+    hide();
+    pthread_mutex_lock(&e->mutex);
+    e->done = a->number;
+    e->clock = s->clock;
+    pthread_cond_broadcast(&e->cond);
+    pthread_mutex_unlock(&e->mutex);
+    show();
+    fo__clock_set(s, s->clock);
+}
+
+void fo_event_record(FoEvent* e, FoStream* s) {
+    EventArgs a = {e, ++e->recorded, NULL};
+    fo__enqueue(s, record_op, &a, sizeof a);
+}
+
+static void wait_op(FoStream* s, void* args) {
+    EventArgs* a = args;
+    FoEvent* e = a->event;
+    double start = fo_now();
+    int waited = 0;
+    hide();
+    pthread_mutex_lock(&e->mutex);
+    while (e->done < a->number) {
+        waited = 1;
+        pthread_cond_wait(&e->cond, &e->mutex);
+    }
+    double then = e->clock;
+    pthread_mutex_unlock(&e->mutex);
+    show();
+    ACQUIRE(e);
+    double now = fo_now();
+    if (waited && a->waited_ms) { *a->waited_ms += 1e3 * (now - start); }
+    // the event's time, unless this thread was so late that its own time is the truth
+    double clock = then > s->clock ? then : s->clock;
+    fo__clock_set(s, now - clock < LATENESS_S ? clock : now);
+}
+
+void fo_stream_wait(FoStream* s, FoEvent* e, double* waited_ms) {
+    EventArgs a = {e, e->recorded, waited_ms};
+    if (a.number > 0) { fo__enqueue(s, wait_op, &a, sizeof a); }
+}
+
+// ---- copies ----------------------------------------------------------------------------------------------------
+typedef struct {
+    void* dst;
+    const void* src;
+    size_t nbytes;
+} CopyArgs;
+
+static void copy_op(FoStream* s, void* args) {
+    CopyArgs* a = args;
+    (void)s;
+    memcpy(a->dst, a->src, a->nbytes);
+}
+
+static void zero_op(FoStream* s, void* args) {
+    CopyArgs* a = args;
+    (void)s;
+    memset(a->dst, 0, a->nbytes);
+}
+
+void fo_copy(void* dst, const void* src, size_t nbytes, FoStream* s) {
+    CopyArgs a = {dst, src, nbytes};
+    if (nbytes > 0) { fo__enqueue(s, copy_op, &a, sizeof a); }
+}
+
+void fo_upload(void* dst, const void* host_src, size_t nbytes, FoStream* s) {
+    fo_copy(dst, host_src, nbytes, s);
+}
+
+void fo_download(void* host_dst, const void* src, size_t nbytes, FoStream* s) {
+    fo_copy(host_dst, src, nbytes, s);
+}
+
+void fo_zero(void* dst, size_t nbytes, FoStream* s) {
+    CopyArgs a = {dst, NULL, nbytes};
+    if (nbytes > 0) { fo__enqueue(s, zero_op, &a, sizeof a); }
+}
