@@ -1,21 +1,16 @@
 /* tensors.c -- the parameter table of a GPT, and which part of each tensor a rank holds. See tensors.h.
  *
- * A part is at most three runs of rows (q, k and v) of one range of columns. Everything below follows from it.
+ * A part is at most three runs of rows (q, k and v) of one range of columns. Everything follows from tensor_part.
  */
 #include "train/tensors.h"
 
 #define ALIGN 64 // elements: the offset of each tensor in the arena is a multiple
 
-// the part of one layer's tensor that rank r holds: `nruns` runs of `nrows` rows, `stride` rows apart, from row0 on,
-// of each of which it has columns [col0, col0 + ncols)
-typedef struct {
-    size_t nruns, stride, row0, nrows, col0, ncols;
-} Part;
-
-static Part part_of(const Tensors* ts, const Tensor* t, int r) {
+TensorPart tensor_part(const Tensors* ts, int tensor, int r) {
+    const Tensor* t = &ts->t[tensor];
     const size_t NH = (size_t)ts->config.NH, C = (size_t)ts->config.C, hs = C / NH;
     const size_t head0 = fo_cut(NH, ts->P, r), nheads = fo_cut(NH, ts->P, r + 1) - head0;
-    Part p = {1, 0, 0, t->rows, 0, t->cols};
+    TensorPart p = {1, 0, 0, t->rows, 0, t->cols};
     switch (t->cut) {
     case CUT_NONE: break;
     case CUT_ROWS:
@@ -87,7 +82,7 @@ void tensors_init(Tensors* ts, GPTConfig c, int P, int r) {
     for (int i = 0; i < NTENSORS; i++) {
         Tensor* t = &ts->t[i];
         *t = table[i];
-        Part p = part_of(ts, t, r);
+        TensorPart p = tensor_part(ts, i, r);
         t->local_rows = p.nruns * p.nrows;
         t->local_cols = p.ncols;
         ts->ntotal += (size_t)t->layers * t->rows * t->cols;
@@ -97,7 +92,7 @@ void tensors_init(Tensors* ts, GPTConfig c, int P, int r) {
 }
 
 size_t tensor_local_of(const Tensors* ts, int tensor, int r) {
-    Part p = part_of(ts, &ts->t[tensor], r);
+    TensorPart p = tensor_part(ts, tensor, r);
     return p.nruns * p.nrows * p.ncols;
 }
 
@@ -105,7 +100,7 @@ size_t tensor_local_of(const Tensors* ts, int tensor, int r) {
 static void part_copy(char* local, char* full, const Tensors* ts, int tensor, int r, size_t nbytes,
                       int extract) {
     const Tensor* t = &ts->t[tensor];
-    const Part p = part_of(ts, t, r);
+    const TensorPart p = tensor_part(ts, tensor, r);
     const int whole_rows = p.ncols == t->cols; // then a run of rows is one piece
     const size_t npieces = whole_rows ? 1 : p.nrows, nrows = whole_rows ? p.nrows : 1;
     const size_t piece = nrows * p.ncols * nbytes;

@@ -70,6 +70,16 @@ static inline size_t fo_cut(size_t n, int P, int r) {
 
 void tensors_init(Tensors* ts, GPTConfig c, int P, int r);
 
+/* TensorPart -- what a rank holds of one layer's [rows, cols]: `nruns` runs (q, k, v; or one) of `nrows` rows, `stride`
+ * rows apart from row0 on, and of each row the columns [col0, col0 + ncols). In memory without gaps, in this order.
+ */
+typedef struct {
+    size_t nruns, stride, row0, nrows, col0, ncols;
+} TensorPart;
+
+// of any rank r of ts->P
+TensorPart tensor_part(const Tensors* ts, int tensor, int r);
+
 // elements of one layer of t on this rank
 static inline size_t tensor_local(const Tensor* t) {
     return t->local_rows * t->local_cols;
