@@ -5,8 +5,7 @@
  * the same order.
  *
  * Rows of a group's [N, C] activation: shard p is [p*N/P, (p+1)*N/P), chunk c of a plan with m sub-chunks is rows
- * [c*N/(P*m), (c+1)*N/(P*m)). FoRows narrows that to a slice of each shard, so that a large operation (the head) can go
- * slice by slice with one of these calls for each.
+ * [c*N/(P*m), (c+1)*N/(P*m)). A large operation (the head) goes slice by slice: a call for each slice of its rows.
  */
 #ifndef FO_OVERLAP_H
 #define FO_OVERLAP_H
@@ -38,16 +37,6 @@ typedef struct {
     size_t nbytes_sent, nmessages; // by this rank, in total
 } FoOverlap;
 
-// rows of each shard that a call is about: [first, first + count) of its N/P
-typedef struct {
-    size_t per_shard, first, count;
-} FoRows;
-
-static inline FoRows fo_rows(size_t N, int P) {
-    FoRows r = {N / (size_t)P, 0, N / (size_t)P};
-    return r;
-}
-
 // queues the computation of rows [row0, row0 + n) on s
 typedef void (*FoChunkFn)(void* ctx, size_t row0, size_t n, FoStream* s);
 
@@ -67,31 +56,32 @@ void fo_overlap_mark(FoOverlap* o);
  *
  * Order    the own rows of all are in place (written by what compute has queued). Afterwards `all` is complete, and
  *          its own rows may be written again, by whatever is queued on the compute stream.
- * Ranks    collective; same rows and row_nbytes.
- * Errors   dies if o's plan is not an all-gather, or m does not divide rows.count.
+ * Ranks    collective; same N and row_nbytes.
+ * Errors   dies if o's plan is not an all-gather, or P*m does not divide N.
  * Source   arXiv 2604.24013 Alg. 1. Differs: direct plans send each shard to each peer; doc/overlap.md.
  */
-void fo_allgather_run(FoOverlap* o, void* all, size_t row_nbytes, FoRows rows, FoChunkFn fn, void* ctx);
+void fo_allgather_run(FoOverlap* o, void* all, size_t row_nbytes, size_t N, FoChunkFn fn, void* ctx);
 
 // the same in two halves, to hide the gather under independent work queued in between. Mode none waits in begin.
-void fo_allgather_begin(FoOverlap* o, void* all, size_t row_nbytes, FoRows rows);
+void fo_allgather_begin(FoOverlap* o, void* all, size_t row_nbytes, size_t N);
 void fo_allgather_end(FoOverlap* o);
 
 /* fo_reducescatter_run -- fn computes this rank's partial sums of all rows, chunk by chunk, into st->partial; each
  * chunk goes to its owner while the next is computed, the own one is computed last.
  *
  * Follow it with fo_reducescatter_end, which adds. Work queued in between covers what is still under way (B3, B6).
- * In mode none it waits for everything here.
+ * In mode none it waits for everything here. fn NULL: the partial sums are there already, nothing is computed.
  *
  * Numbers  partials travel as st->wire and are added in fp32 in rank order with one rounding; along a ring, in the
  *          order of the ring, rounded to wire at each hop. The same bits in every mode.
  * Source   arXiv 2604.24013 Alg. 2, 3. Differs: direct plans push each partial to its owner.
  */
-void fo_reducescatter_run(FoOverlap* o, FoStaging* st, int C, FoRows rows, FoChunkFn fn, void* ctx);
+void fo_reducescatter_run(FoOverlap* o, FoStaging* st, int C, size_t N, FoChunkFn fn, void* ctx);
 
-// out = residual + bias + sum over ranks; out and residual are the own rows (rows.count of them). Either may be NULL
+// out = residual + bias + sum over ranks, [N/P, C], the own rows. residual and bias may be NULL; in place: out may be
+// residual
 void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX* residual,
-                          const floatX* bias, int C, FoRows rows);
+                          const floatX* bias, int C, size_t N);
 
 /* fo_allgather_matmul_forward -- out = (all ranks' rows) @ weight^T + bias: F1, F3.
  *
@@ -138,6 +128,58 @@ void fo_attention_matmul_reducescatter_forward(FoStaging* st,
                                                const floatX* weight, // [C, NH*hs]
                                                FoLayout l, int NH, int hs, int C, int query_split,
                                                FoOverlap* o);
+
+/* fo_allgather_matmul_attention_backward -- B4: the rows' gradient arrives; each chunk goes through the projection's
+ * dgrad, and each shard whose sequences are complete through the attention's backward pass, while the next arrives.
+ *
+ * With zigzag shards the attention's backward pass follows the last chunk, whole: keys of every shard are in it.
+ */
+void fo_allgather_matmul_attention_backward(floatX* dqkv,         // [N, 3*NH*hs]
+                                            floatX* datt,         // [N, NH*hs]
+                                            floatX* all,          // [N, C], the own rows in place
+                                            const floatX* weight, // [C, NH*hs]
+                                            const floatX* qkv, const floatX* att, const float* lse,
+                                            FoLayout l, int NH, int hs, int C, FoOverlap* o);
+
+/* FoFetch -- who needs which rows of a table that is cut by rows (wte), for one batch of tokens: E1, E2.
+ *
+ * Every rank knows all tokens, so nothing but rows travels: N/P of them to a rank, not N. All arrays are device memory
+ * that fo_fetch_create allocates and fo_fetch_set fills; the counts are known to the host.
+ */
+typedef struct {
+    size_t N;                      // most tokens of a batch
+    size_t need[FO_MAX_RANKS + 1]; // the own tokens, grouped by owner p: entries [need[p], need[p+1]) of tok
+    size_t give[FO_MAX_RANKS + 1]; // tokens whose row this rank owns, grouped by the rank p that has them
+    int* tok;                      // [N/P] own row of each, in groups
+    int* idx;                      // [N] local row of the table, in groups of give
+    size_t nuniq;                  // different rows among idx
+    int *dst, *start, *order;      // [nuniq], [nuniq + 1], [N]: as fo_scatter_add_rows wants them
+    int* host;                     // the same five arrays, one after the other, on their way
+} FoFetch;
+
+FoFetch* fo_fetch_create(FoDevice* d, size_t N);
+void fo_fetch_destroy(FoDevice* d, FoFetch* f);
+/* ids [N] in the order of rows; first[p]: first row of the table that rank p has, first[P] its end. Queued on s; s must
+ * have passed the previous batch's calls.
+ */
+void fo_fetch_set(FoFetch* f, const int* ids, size_t N, const size_t* first, int P, int r, FoStream* s);
+
+/* fo_fetch_encoder_forward -- E1: out = table[ids] + wpe[pos] for the own tokens. Each rank packs the rows that others
+ * need and pushes them; tokens of the own rows first, the others as they arrive. Uses st as buffers.
+ */
+void fo_fetch_encoder_forward(floatX* out,         // [N/P, C]
+                              const floatX* table, // [rows of this rank, C]
+                              const floatX* wpe,   // [maxT, C]
+                              const int* pos,      // [N/P]
+                              FoFetch* f, FoStaging* st, int C, FoOverlap* o);
+
+/* fo_fetch_encoder_backward -- E2: dtable += gradient rows of the tokens whose row this rank owns, in the order of
+ * ranks and rows. _begin packs and sends; work queued in between hides it; _end adds.
+ */
+void fo_fetch_encoder_backward_begin(const floatX* dout, // [N/P, C]
+                                     FoFetch* f, FoStaging* st, int C, FoOverlap* o);
+void fo_fetch_encoder_backward_end(float* dtable, // [rows of this rank, C]
+                                   FoFetch* f, FoStaging* st, int C, FoOverlap* o);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,98 @@
+# make [DEVICE=cpu] [PRECISION=BF16|FP32] [MPI=0|1] [SAN=asan|tsan] [DEBUG=1] TARGET          (make help: the targets)
+SHELL     := /bin/bash
+comma     := ,
+DEVICE    ?= cpu
+PRECISION ?= BF16
+MPICC     ?= mpicc
+ARCH      ?= native
+SAN       ?=
+DEBUG     ?= 0
+# the only thing detected: is there an MPI to link with
+MPI       ?= $(if $(shell command -v $(MPICC)),1,0)
+
+one_of = $(if $(filter $($(1)),$(2)),,$(error $(1)=$($(1)): want one of $(2)))
+$(call one_of,DEVICE,cpu)
+$(call one_of,PRECISION,BF16 FP32)
+$(call one_of,MPI,0 1)
+$(if $(SAN),$(call one_of,SAN,asan tsan))
+
+# every configuration builds in a folder of its own: objects never mix, so nothing ever needs a clean
+B := build/$(DEVICE)-$(PRECISION)$(if $(filter 1,$(MPI)),-mpi)$(SAN:%=-%)$(if $(filter 1,$(DEBUG)),-debug)
+
+NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
+NEUTRAL := $(wildcard flashoverlap/*.c train/*.c data/*.c)
+LIB     := $(NEUTRAL:%=$(B)/%.o) $(patsubst %,$(B)/%.o,$(filter-out $(NO_MPI),$(wildcard flashoverlap/cpu/*.c)))
+TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) $(B)/test_gpt
+BENCHES := $(patsubst %.c,$(B)/%,$(wildcard dev/bench/*.c))
+
+ifeq ($(MPI),1)
+MPIFLAGS := $(filter-out -pthread,$(shell $(MPICC) --showme:compile))
+MPILIBS  := $(filter-out -pthread,$(shell $(MPICC) --showme:link))
+endif
+# TSan can see into neither oneDNN nor OpenMP, so that build has plain loops; ASan's has oneDNN
+DNN      := $(if $(filter tsan,$(SAN)),0,1)
+OMP      := $(if $(SAN),0,1)
+SANFLAGS := $(if $(filter asan,$(SAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) \
+            $(if $(filter tsan,$(SAN)),-fsanitize=thread)
+OPT      := $(if $(filter 1,$(DEBUG)),-O0,-O3) $(if $(ARCH),-march=$(ARCH))
+# ours first, so that what the caller adds (make CFLAGS=-g3) wins
+override CPPFLAGS := -I. -D_GNU_SOURCE -DFO_PRECISION_$(PRECISION) -DFO_MPI=$(MPI) -DFO_ONEDNN=$(DNN) -DFO_OPENMP=$(OMP) \
+                     -MMD -MP $(MPIFLAGS) $(CPPFLAGS)
+override CFLAGS   := -std=c11 $(OPT) -g -Wall -Wextra -Werror -pthread $(SANFLAGS) $(if $(filter 1,$(OMP)),-fopenmp) $(CFLAGS)
+LIBS := $(if $(filter 1,$(DNN)),-ldnnl) $(MPILIBS) -lm
+
+all: train_gpt ## build ./train_gpt (the default)
+train_gpt: $(B)/train_gpt
+	@ln -sfn $< $@
+tests: $(TESTS) $(B)/train_gpt
+benches: $(BENCHES)
+
+# .cu files outside flashoverlap/cuda/ are written in the C that is also C++
+$(B)/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(CC) -x c $(CPPFLAGS) $(CFLAGS) -Wc++-compat -c $< -o $@
+$(B)/%.c.o: %.c Makefile
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
+$(B)/%: $(B)/%.cu.o $(LIB)
+	$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
+$(B)/%: $(B)/%.c.o $(LIB)
+	$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
+
+# a sub-make, so that what deps has just installed is seen
+SUB = $(MAKE) --no-print-directory
+deps: ## install what is missing (apt); quick when nothing is
+	@bash scripts/deps.sh
+quickstart: deps ## train a small GPT on real text with 4 ranks, then compare none, slice and flash
+	@$(SUB) train_gpt && bash scripts/quickstart.sh
+test: deps ## all tests, in BF16 and FP32 builds
+	@$(SUB) run-tests && $(SUB) PRECISION=FP32 run-tests-fp32
+run-tests: tests
+	@B=$(B) bash dev/test/run.sh $(TESTS) $(wildcard dev/test/*_test.sh)
+run-tests-fp32: tests
+	@B=$(B) bash dev/test/run.sh $(filter-out %_mpi,$(TESTS))
+asan: ## the tests under AddressSanitizer and UBSan
+	@$(SUB) SAN=asan run-san
+tsan: ## the tests under ThreadSanitizer: a missing wait is a reported race
+	@TSAN_OPTIONS=halt_on_error=1 $(SUB) SAN=tsan MPI=0 run-san
+run-san: tests
+	@B=$(B) bash dev/test/run.sh $(TESTS)
+bench: deps ## a training step of GPT-2 124M: tok/s, MFU, shares; and PyTorch's where it is installed
+	@$(SUB) train_gpt benches && bash dev/bench/bench.sh $(B)
+bench-overlap: deps ## exposed communication under none, slice and flash
+	@$(SUB) benches && $(B)/dev/bench/bench_overlap
+
+SOURCES := $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' 2>/dev/null)
+format: ## format the sources
+	@bash scripts/format.sh $(SOURCES)
+format-check: ## are they formatted?
+	@bash scripts/format.sh --check $(SOURCES)
+clean: ## remove what was built
+	rm -rf build train_gpt
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
+
+-include $(shell find build -name '*.d' 2>/dev/null)
+.PHONY: all train_gpt tests benches deps quickstart test run-tests run-tests-fp32 asan tsan run-san bench bench-overlap
+.PHONY: format format-check clean help
+.SECONDARY:

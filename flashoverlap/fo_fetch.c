@@ -1,0 +1,160 @@
+/* fo_fetch.c -- E1 and E2: rows of a table that is cut across ranks, fetched by those who need them, and their
+ * gradients back to their owners. Only rows travel, N/P to a rank instead of the [N, C] of a reduce-scatter.
+ */
+#include "flashoverlap/fo_overlap.h"
+#include <stdlib.h>
+
+FoFetch* fo_fetch_create(FoDevice* d, size_t N) {
+    FoFetch* f = (FoFetch*)calloc(1, sizeof *f);
+    fo_require(f != NULL, "out of memory");
+    size_t n = N + 1;
+    f->N = N;
+    f->tok = (int*)fo_malloc(d, 5 * n * sizeof(int));
+    f->idx = f->tok + n, f->dst = f->idx + n, f->start = f->dst + n, f->order = f->start + n;
+    f->host = (int*)calloc(5 * n, sizeof(int));
+    fo_require(f->host != NULL, "out of memory");
+    return f;
+}
+
+void fo_fetch_destroy(FoDevice* d, FoFetch* f) {
+    if (!f) { return; }
+    fo_free(d, f->tok);
+    free(f->host);
+    free(f);
+}
+
+static int owner_of(const size_t* first, int P, int id) {
+    int p = 0;
+    while (p < P - 1 && (size_t)id >= first[p + 1]) {
+        p++;
+    }
+    return p;
+}
+
+typedef struct {
+    int row, at;
+} Entry;
+
+static int by_row_then_place(const void* a, const void* b) {
+    const Entry *x = (const Entry*)a, *y = (const Entry*)b;
+    return x->row != y->row ? (x->row > y->row) - (x->row < y->row) : (x->at > y->at) - (x->at < y->at);
+}
+
+// idx[0 ... n-1] -> different rows, and for each the places where it occurs, in order
+static void sort_rows(FoFetch* f, const int* idx, size_t n, int* dst, int* first, int* order) {
+    Entry* entries = (Entry*)malloc((n + 1) * sizeof *entries);
+    fo_require(entries != NULL, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        entries[i].row = idx[i];
+        entries[i].at = (int)i;
+    }
+    qsort(entries, n, sizeof *entries, by_row_then_place);
+    f->nuniq = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (i == 0 || entries[i].row != entries[i - 1].row) {
+            dst[f->nuniq] = entries[i].row;
+            first[f->nuniq++] = (int)i;
+        }
+        order[i] = entries[i].at;
+    }
+    first[f->nuniq] = (int)n;
+    free(entries);
+}
+
+void fo_fetch_set(FoFetch* f, const int* ids, size_t N, const size_t* first, int P, int r, FoStream* s) {
+    fo_require(N <= f->N && N % (size_t)P == 0, "N=%zu tokens, want at most %zu and a multiple of %d", N,
+               f->N, P);
+    size_t stride = f->N + 1, shard = N / (size_t)P;
+    int *tok = f->host, *idx = tok + stride, *dst = idx + stride, *start = dst + stride,
+        *order = start + stride;
+    size_t nneed = 0, ngive = 0;
+    for (int p = 0; p < P; p++) {
+        f->need[p] = nneed;
+        f->give[p] = ngive;
+        for (size_t i = 0; i < shard; i++) {
+            if (owner_of(first, P, ids[(size_t)r * shard + i]) == p) { tok[nneed++] = (int)i; }
+            int id = ids[(size_t)p * shard + i];
+            if (owner_of(first, P, id) == r) { idx[ngive++] = id - (int)first[r]; }
+        }
+    }
+    f->need[P] = nneed;
+    f->give[P] = ngive;
+    sort_rows(f, idx, ngive, dst, start, order);
+    fo_upload(f->tok, f->host, 5 * stride * sizeof(int), s);
+}
+
+static size_t ngroup(const size_t* group, int p) {
+    return group[p + 1] - group[p];
+}
+
+// one step of the exchange: rows of `nsend` and `nrecv` entries with the peers of exchange e
+static void exchange_rows(FoOverlap* o, int e, const floatX* send, size_t nsend, floatX* recv, size_t nrecv,
+                          int C) {
+    const FoExchange* x = &o->plan.exchanges[e];
+    size_t row = (size_t)C * sizeof(floatX);
+    fo_comm_begin(o->group, o->comm);
+    fo_send(o->group, send, nsend * row, x->send_to);
+    fo_recv(o->group, recv, nrecv * row, x->recv_from);
+    fo_comm_end(o->group);
+    fo_event_record(o->arrived[e], o->comm);
+    // a rank's time in this step is that of its longer direction
+    o->comm_ms += 1e3 * fo_group_message_s(o->group, (nsend > nrecv ? nsend : nrecv) * row);
+    o->nbytes_sent += nsend * row;
+    o->nmessages += nsend > 0;
+}
+
+static void require_direct(const FoOverlap* o) {
+    fo_require(o->plan.kind == FO_ALLGATHER && o->plan.topology == FO_DIRECT && o->plan.m == 1,
+               "%s: fetching rows wants a direct all-gather plan with m=1", o->name);
+}
+
+void fo_fetch_encoder_forward(floatX* out, const floatX* table, const floatX* wpe, const int* pos, FoFetch* f,
+                              FoStaging* st, int C, FoOverlap* o) {
+    require_direct(o);
+    const FoPlan* plan = &o->plan;
+    floatX* pack = (floatX*)st->partial;     // [give, C]
+    floatX* fetched = (floatX*)st->received; // [need, C]
+    fo_gather_rows(pack, table, f->idx, f->give[plan->P], C, o->compute);
+    if (!o->marked) { fo_event_record(o->ready, o->compute); }
+    o->marked = 0;
+    fo_stream_wait(o->comm, o->ready, NULL); // rows packed, fetched read to its end | first exchange
+    for (int e = 0; e < plan->nexchanges; e++) {
+        int to = plan->exchanges[e].send_to, from = plan->exchanges[e].recv_from;
+        exchange_rows(o, e, pack + f->give[to] * (size_t)C, ngroup(f->give, to),
+                      fetched + f->need[from] * (size_t)C, ngroup(f->need, from), C);
+    }
+    for (int k = 0; k < plan->ncomputes; k++) {
+        const FoCompute* c = &plan->computes[k];
+        int p = c->chunk;
+        const floatX* rows = p == plan->r ? pack + f->give[p] * (size_t)C : fetched + f->need[p] * (size_t)C;
+        if (c->after_exchanges > 0) { // the owner's rows are here | they become activations
+            fo_stream_wait(o->compute, o->arrived[c->after_exchanges - 1], &o->exposed_ms);
+        }
+        fo_encoder_forward(out, rows, wpe, f->tok + f->need[p], pos, ngroup(f->need, p), C, o->compute);
+    }
+}
+
+void fo_fetch_encoder_backward_begin(const floatX* dout, FoFetch* f, FoStaging* st, int C, FoOverlap* o) {
+    require_direct(o);
+    const FoPlan* plan = &o->plan;
+    floatX* pack = (floatX*)st->received; // [need, C]; the own group goes straight to its place among `rows`
+    floatX* rows = (floatX*)st->partial;  // [give, C]
+    for (int p = 0; p < plan->P; p++) {
+        floatX* dst = p == plan->r ? rows + f->give[p] * (size_t)C : pack + f->need[p] * (size_t)C;
+        fo_gather_rows(dst, dout, f->tok + f->need[p], ngroup(f->need, p), C, o->compute);
+    }
+    fo_event_record(o->ready, o->compute);
+    fo_stream_wait(o->comm, o->ready, NULL); // gradient rows packed, `rows` read to its end | first exchange
+    for (int e = 0; e < plan->nexchanges; e++) {
+        int to = plan->exchanges[e].send_to, from = plan->exchanges[e].recv_from;
+        exchange_rows(o, e, pack + f->need[to] * (size_t)C, ngroup(f->need, to),
+                      rows + f->give[from] * (size_t)C, ngroup(f->give, from), C);
+    }
+    if (plan->mode == FO_NONE) { fo_allgather_end(o); }
+}
+
+void fo_fetch_encoder_backward_end(float* dtable, FoFetch* f, FoStaging* st, int C, FoOverlap* o) {
+    fo_allgather_end(o); // all gradient rows are here | they are added
+    fo_scatter_add_rows(dtable, (const floatX*)st->partial, f->dst, f->start, f->order, f->nuniq, C,
+                        o->compute);
+}
