@@ -1,8 +1,8 @@
 /* dataloader.h -- reads token shards, in llm.c's order number for number.
  *
- * Formats: doc/formats.md. A "process" is one that reads data of its own: the dp rank and the number of dp ranks take
- * the place of llm.c's rank and number of processes. Tests: dev/test/test_data.c. Errors are those of the user's files:
- * returned, never fatal.
+ * Formats: doc/formats.md. A "process" is one that reads data of its own: the dp rank and the number of dp
+ * ranks take the place of llm.c's rank and number of processes. Tests: dev/test/test_data.c. Errors are
+ * those of the user's files: returned, never fatal.
  */
 #ifndef DATALOADER_H
 #define DATALOADER_H
@@ -44,34 +44,39 @@ typedef struct {
 
 /* dataloader_init -- opens all shards that match `pattern` and stands before the first batch.
  *
- * pattern  as a shell's, expanded here: the user quotes it. The header and the size of every shard are checked.
+ * pattern  as a shell's, expanded here: the user quotes it. The header and the size of every shard are
+ *          checked.
  * V        the vocabulary of the model; a token that is not below it is an error of the batch it is in.
- * Order    sorted by name; with should_shuffle, shards and the samples of each are shuffled in every epoch by a
- *          generator of seed 42 + process_rank. A shard's tail that fills no sample is dropped.
- * Errors   -1 with one line in err: what is wrong with which file, the numbers, what would work. dl is then empty.
+ * Order    sorted by name; with should_shuffle, shards and the samples of each are shuffled in every epoch
+ *          by a generator of seed 42 + process_rank. A shard's tail that fills no sample is dropped.
+ * Errors   -1 with one line in err: what is wrong with which file, the numbers, what would work. dl is then
+ *          empty.
  */
 int dataloader_init(DataLoader* dl, const char* pattern, int B, int T, int process_rank, int num_processes,
                     int should_shuffle, int V, char err[DATA_ERR_NBYTES]);
 void dataloader_free(DataLoader* dl);
 
-// Fills inputs and targets with the next batch; after the last shard the next epoch begins. 0, or -1 with err.
+// Fills inputs and targets with the next batch; after the last shard the next epoch begins. 0, or -1 with
+// err.
 int dataloader_next_batch(DataLoader* dl, char err[DATA_ERR_NBYTES]);
 
-// Back before the first batch; with should_shuffle in a new order, as at the start of each epoch. 0, or -1 with err.
+// Back before the first batch; with should_shuffle in a new order, as at the start of each epoch. 0, or -1
+// with err.
 int dataloader_reset(DataLoader* dl, char err[DATA_ERR_NBYTES]);
 
-/* dataloader_save, dataloader_restore -- the position to and from bytes, so that a resumed run reads the very batches
- * that the stopped one would have read.
+/* dataloader_save, dataloader_restore -- the position to and from bytes, so that a resumed run reads the
+ * very batches that the stopped one would have read.
  *
  * Layout   doc/formats.md. dataloader_state_nbytes(dl) bytes; the number changes from shard to shard.
- * Errors   restore: -1 with err when the bytes are not a state, or are that of other data, another B*T*num_processes
- *          or another should_shuffle; dl stands where it stood.
+ * Errors   restore: -1 with err when the bytes are not a state, or are that of other data, another
+ *          B*T*num_processes or another should_shuffle; dl stands where it stood.
  */
 size_t dataloader_state_nbytes(const DataLoader* dl);
 void dataloader_save(const DataLoader* dl, void* bytes);
 int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char err[DATA_ERR_NBYTES]);
 
-// The first bytes of a file -> what it is, for error messages: "a model checkpoint", "an HTML page (...)"; or NULL.
+// The first bytes of a file -> what it is, for error messages: "a model checkpoint", "an HTML page (...)";
+// or NULL.
 const char* data_file_kind(const void* head, size_t nbytes);
 // The end of a path that is too long for an error message
 const char* data_path_tail(const char* path);

@@ -1,4 +1,5 @@
-/* tokenizer.h -- token ids -> bytes, for printing what a model wrote. Text -> ids is data/prepare_text.py's work.
+/* tokenizer.h -- token ids -> bytes, for printing what a model wrote. Text -> ids is data/prepare_text.py's
+ * work.
  *
  * Format: doc/formats.md. Tests: dev/test/test_data.c.
  */
@@ -21,10 +22,12 @@ typedef struct {
 int tokenizer_init(Tokenizer* tk, const char* path, char err[DATA_ERR_NBYTES]);
 void tokenizer_free(Tokenizer* tk);
 
-// A token's bytes and their number; they are not a string, and may hold zeros. NULL and 0 for an id that is no token.
+// A token's bytes and their number; they are not a string, and may hold zeros. NULL and 0 for an id that is
+// no token.
 const char* tokenizer_decode(const Tokenizer* tk, int id, size_t* nbytes);
 
-// Prints a token as llm.c does: a single byte only if it is printable or space; the id where there is no tokenizer.
+// Prints a token as llm.c does: a single byte only if it is printable or space; the id where there is no
+// tokenizer.
 void tokenizer_print(const Tokenizer* tk, int id, FILE* out);
 
 #ifdef __cplusplus

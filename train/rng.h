@@ -1,7 +1,8 @@
 /* rng.h -- the two generators of a training run, bit for bit those of PyTorch and of llm.c.
  *
- * Rng is PyTorch's CPU generator (mt19937): initial weights and the order of the data are drawn from it, so that a run
- * starts where `torch.manual_seed(seed)` starts. random_u32 is llm.c's xorshift* for sampling text.
+ * Rng is PyTorch's CPU generator (mt19937): initial weights and the order of the data are drawn from it, so
+ * that a run starts where `torch.manual_seed(seed)` starts. random_u32 is llm.c's xorshift* for sampling
+ * text.
  */
 #ifndef RNG_H
 #define RNG_H
@@ -29,9 +30,10 @@ float rng_uniform(Rng* rng);
 
 /* rng_normal -- fills data[n] with normal values, as torch's tensor.normal_(mean, std) does on the CPU.
  *
- * n >= 16: uniforms everywhere, then Box-Muller in blocks of 16 (the last block anew, when n is not a multiple), in
- * fp32. n < 16: one by one in fp64, the second of a pair kept for the next call. The same numbers as torch's plain
- * loops (ATEN_CPU_CAPABILITY=default); its AVX2 loops differ from them in the last bits.
+ * n >= 16: uniforms everywhere, then Box-Muller in blocks of 16 (the last block anew, when n is not a
+ * multiple), in fp32. n < 16: one by one in fp64, the second of a pair kept for the next call. The same
+ * numbers as torch's plain loops (ATEN_CPU_CAPABILITY=default); its AVX2 loops differ from them in the last
+ * bits.
  */
 void rng_normal(Rng* rng, float* data, size_t n, float mean, float std);
 
