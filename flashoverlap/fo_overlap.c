@@ -161,14 +161,14 @@ void fo_reducescatter_run(FoOverlap* o, FoStaging* st, int C, size_t N, FoChunkF
     if (o->plan.mode == FO_NONE) { wait_exchanges(o, o->plan.nexchanges); }
 }
 
-void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX* residual,
-                          const floatX* bias, int C, size_t N) {
+// the partial sums of the own rows, in rank order; a ring brings the sum of the others in its last hop
+static int own_parts(const FoOverlap* o, const FoStaging* st, int C, size_t N,
+                     const void* parts[FO_MAX_RANKS]) {
     const FoPlan* plan = &o->plan;
     int P = plan->P, r = plan->r, nparts = 0;
-    size_t rows = N / (size_t)P, nbytes = rows * (size_t)C * fo_dtype_nbytes(st->wire);
+    size_t nbytes = N / (size_t)P * (size_t)C * fo_dtype_nbytes(st->wire);
     const char* received = (const char*)st->received;
-    const void* parts[FO_MAX_RANKS];
-    for (int p = 0; p < P; p++) { // in rank order; a ring brings the sum of the others in its last hop
+    for (int p = 0; p < P; p++) {
         if (p == r) {
             parts[nparts++] = (const char*)st->partial + (size_t)r * nbytes;
         } else if (plan->topology == FO_DIRECT) {
@@ -177,8 +177,27 @@ void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX
             parts[nparts++] = received + (size_t)(P - 2) * nbytes;
         }
     }
-    wait_exchanges(o, plan->nexchanges);
-    fo_accumulate(out, parts, residual, bias, rows, C, nparts, st->wire, o->compute);
+    return nparts;
+}
+
+void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX* residual,
+                          const floatX* bias, int C, size_t N) {
+    const void* parts[FO_MAX_RANKS];
+    int nparts = own_parts(o, st, C, N, parts);
+    wait_exchanges(o, o->plan.nexchanges);
+    fo_accumulate(out, parts, residual, bias, N / (size_t)o->plan.P, C, nparts, st->wire, o->compute);
+}
+
+void fo_reducescatter_end_fp32(FoOverlap* o, FoStaging* st, float* out, int C, size_t N) {
+    const void* parts[FO_MAX_RANKS];
+    const float* fp32[FO_MAX_RANKS];
+    fo_require(st->wire == FO_FP32, "%s: partial sums are not fp32", o->name);
+    int nparts = own_parts(o, st, C, N, parts);
+    for (int p = 0; p < nparts; p++) {
+        fp32[p] = (const float*)parts[p];
+    }
+    wait_exchanges(o, o->plan.nexchanges);
+    fo_sum(out, fp32, N / (size_t)o->plan.P * (size_t)C, nparts, o->compute);
 }
 
 // ---- a matmul beside a collective ------------------------------------------------------------------------------
@@ -188,41 +207,50 @@ typedef struct {
     const floatX *weight, *bias;
     int K, OC; // as in fo_ops.h
     FoDtype type;
+    floatX* gelu;          // forward: gelu(out), or NULL
+    const floatX* pregelu; // dgrad: what the GELU was of, or NULL
 } Matmul;
 
 static void matmul_forward_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
     const Matmul* x = (const Matmul*)ctx;
     char* out = (char*)x->out + row0 * (size_t)x->OC * fo_dtype_nbytes(x->type);
     fo_matmul_forward(out, x->inp + row0 * (size_t)x->K, x->weight, x->bias, n, x->K, x->OC, x->type, s);
+    if (x->gelu) {
+        fo_gelu_forward(x->gelu + row0 * (size_t)x->OC, (const floatX*)out, n * (size_t)x->OC, s);
+    }
 }
 
 static void matmul_dgrad_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
     const Matmul* x = (const Matmul*)ctx;
     char* out = (char*)x->out + row0 * (size_t)x->K * fo_dtype_nbytes(x->type);
     fo_matmul_dgrad(out, x->inp + row0 * (size_t)x->OC, x->weight, n, x->K, x->OC, x->type, s);
+    if (x->pregelu) {
+        fo_gelu_backward((floatX*)out, (const floatX*)out, x->pregelu + row0 * (size_t)x->K, n * (size_t)x->K,
+                         s);
+    }
 }
 
-void fo_allgather_matmul_forward(floatX* out, floatX* all, const floatX* weight, const floatX* bias, size_t N,
-                                 int C, int OC, FoOverlap* o) {
-    Matmul x = {out, all, weight, bias, C, OC, FO_FLOATX};
+void fo_allgather_matmul_forward(floatX* out, floatX* gelu, floatX* all, const floatX* weight,
+                                 const floatX* bias, size_t N, int C, int OC, FoOverlap* o) {
+    Matmul x = {out, all, weight, bias, C, OC, FO_FLOATX, gelu, NULL};
     fo_allgather_run(o, all, (size_t)C * sizeof(floatX), N, matmul_forward_chunk, &x);
 }
 
-void fo_allgather_matmul_dgrad(floatX* dinp, floatX* all, const floatX* weight, size_t N, int K, int C,
-                               FoOverlap* o) {
-    Matmul x = {dinp, all, weight, NULL, K, C, FO_FLOATX};
+void fo_allgather_matmul_dgrad(floatX* dinp, floatX* all, const floatX* pregelu, const floatX* weight,
+                               size_t N, int K, int C, FoOverlap* o) {
+    Matmul x = {dinp, all, weight, NULL, K, C, FO_FLOATX, NULL, pregelu};
     fo_allgather_run(o, all, (size_t)C * sizeof(floatX), N, matmul_dgrad_chunk, &x);
 }
 
 void fo_matmul_reducescatter_forward(FoStaging* st, const floatX* inp, const floatX* weight, size_t N, int K,
                                      int C, FoOverlap* o) {
-    Matmul x = {st->partial, inp, weight, NULL, K, C, st->wire};
+    Matmul x = {st->partial, inp, weight, NULL, K, C, st->wire, NULL, NULL};
     fo_reducescatter_run(o, st, C, N, matmul_forward_chunk, &x);
 }
 
 void fo_matmul_reducescatter_dgrad(FoStaging* st, const floatX* dout, const floatX* weight, size_t N, int C,
                                    int OC, FoOverlap* o) {
-    Matmul x = {st->partial, dout, weight, NULL, C, OC, st->wire};
+    Matmul x = {st->partial, dout, weight, NULL, C, OC, st->wire, NULL, NULL};
     fo_reducescatter_run(o, st, C, N, matmul_dgrad_chunk, &x);
 }
 
@@ -247,7 +275,7 @@ void fo_attention_matmul_reducescatter_forward(FoStaging* st, floatX* att, float
                                                const floatX* weight, FoLayout l, int NH, int hs, int C,
                                                int query_split, FoOverlap* o) {
     size_t N = (size_t)l.B * (size_t)l.T;
-    Attention x = {{st->partial, att, weight, NULL, NH * hs, C, st->wire},
+    Attention x = {{st->partial, att, weight, NULL, NH * hs, C, st->wire, NULL, NULL},
                    att,
                    NULL,
                    NULL,
@@ -275,7 +303,7 @@ void fo_allgather_matmul_attention_backward(floatX* dqkv, floatX* datt, floatX* 
                                             const floatX* qkv, const floatX* att, const float* lse,
                                             FoLayout l, int NH, int hs, int C, FoOverlap* o) {
     size_t N = (size_t)l.B * (size_t)l.T;
-    Attention x = {{datt, all, weight, NULL, NH * hs, C, FO_FLOATX},
+    Attention x = {{datt, all, weight, NULL, NH * hs, C, FO_FLOATX, NULL, NULL},
                    (floatX*)att,
                    dqkv,
                    datt,

@@ -83,20 +83,25 @@ void fo_reducescatter_run(FoOverlap* o, FoStaging* st, int C, size_t N, FoChunkF
 void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX* residual,
                           const floatX* bias, int C, size_t N);
 
-/* fo_allgather_matmul_forward -- out = (all ranks' rows) @ weight^T + bias: F1, F3.
+// the same for fp32 rows (wire FO_FP32): out = sum over ranks; in place: out may be the own rows of st->partial
+void fo_reducescatter_end_fp32(FoOverlap* o, FoStaging* st, float* out, int C, size_t N);
+
+/* fo_allgather_matmul_forward -- out = (all ranks' rows) @ weight^T + bias, and gelu(out) unless gelu is NULL: F1, F3.
  *
  * Column-parallel: every rank needs all N rows and computes OC of the columns. See fo_allgather_run for order.
  */
 void fo_allgather_matmul_forward(floatX* out,          // [N, OC]
+                                 floatX* gelu,         // [N, OC], or NULL
                                  floatX* all,          // [N, C], the own rows in place
                                  const floatX* weight, // [OC, C]
                                  const floatX* bias,   // [OC]
                                  size_t N, int C, int OC, FoOverlap* o);
 
-// dinp = (all ranks' rows of dout) @ weight: B1, B4
-void fo_allgather_matmul_dgrad(floatX* dinp,         // [N, K]
-                               floatX* all,          // [N, C], the own rows in place
-                               const floatX* weight, // [C, K]
+// dinp = (all ranks' rows of dout) @ weight, times gelu'(pregelu) unless pregelu is NULL: B1
+void fo_allgather_matmul_dgrad(floatX* dinp,          // [N, K]
+                               floatX* all,           // [N, C], the own rows in place
+                               const floatX* pregelu, // [N, K], or NULL
+                               const floatX* weight,  // [C, K]
                                size_t N, int K, int C, FoOverlap* o);
 
 /* fo_matmul_reducescatter_forward -- the partial sums inp @ weight^T on their way to the rows' owners: F4.
