@@ -1,16 +1,8 @@
 // sampler.c -- softmax sampling with temperature and top-k. See sampler.h. No memory is allocated.
 #include "train/sampler.h"
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
-
-float sampler_coin(uint64_t* state) {
-    uint64_t x = *state;
-    x ^= x >> 12;
-    x ^= x << 25;
-    x ^= x >> 27;
-    *state = x;
-    return (float)((x * 0x2545F4914F6CDD1Dull) >> 40) / 16777216.0f;
-}
 
 // a whole number that orders floats as they are ordered; a NaN comes first of all
 static uint32_t key_of(float f) {

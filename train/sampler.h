@@ -1,19 +1,15 @@
 /* sampler.h -- draws the next token from logits. Every rank that has the same logits and coin draws the same token. */
 #ifndef SAMPLER_H
 #define SAMPLER_H
-#include <stdint.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-// the next number in [0, 1) of a 64-bit xorshift* generator, 24 bits fine; *state must not be 0
-float sampler_coin(uint64_t* state);
 
 /* sampler_draw -- the token i for which softmax(logits / temperature)[0 ... i] first exceeds coin.
  *
  * temperature  0: the likeliest token, the first one on a tie, and coin does not matter
  * top_k        only the top_k likeliest tokens have a chance (ties: the first ones); 0 or >= V: all
- * coin         in [0, 1)
+ * coin         in [0, 1): random_f32 of rng.h
  * Logits that are NaN have no chance; if all are, token 0.
  */
 int sampler_draw(const float* logits, // [V], host

@@ -1,0 +1,475 @@
+/* options.c -- the table of options, and what reads it: the parser and --help. See options.h. */
+#include "train/options.h"
+#include "flashoverlap/fo_ops.h" // FO_MAX_RANKS
+#include "train/checkpoint.h"    // config_check
+#include <ctype.h>
+#include <limits.h>
+#include <stdlib.h>
+
+typedef enum {
+    FLAG,       // int, no value
+    INT,        // int in [low, high]
+    INT_OR_ALL, // the same, or -1
+    FLOAT,      // float in [low, high]
+    DOUBLE,
+    CHOICE,  // an enum: place in the list `want`, a|b|c
+    NAME,    // string, not empty
+    TEXT,    // string
+    OVERLAP, // OverlapOption
+    LINK     // LinkOption
+} Kind;
+
+typedef struct {
+    const char *short_name, *long_name; // NULL: none
+    Kind kind;
+    size_t offset;        // of its field in TrainOptions
+    const char* fallback; // the default, as a user would write it; "" for none
+    double low, high;
+    const char* want; // what --help shows for the value; of a CHOICE, the list
+    const char* help;
+    const char* heading; // --help starts a new paragraph here
+} Option;
+
+#ifdef FO_PRECISION_FP32
+#define WIRE "fp32"
+#else
+#define WIRE "bf16"
+#endif
+#define WIRES "bf16|fp32" // in the order of FoDtype
+
+#define AT(field) offsetof(TrainOptions, field)
+// clang-format off
+static const Option options[] = {
+    // data and files
+    {"-i",  "--train-data", NAME, AT(train_data), "dev/data/tinyshakespeare/tiny_shakespeare_train.bin", 0, 0,
+     "FILES", "token shards to train on; a quoted pattern", "Data and files"},
+    {"-j",  "--val-data",   NAME, AT(val_data), "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", 0, 0,
+     "FILES", "token shards to validate on", NULL},
+    {"-e",  "--model",      NAME, AT(model), "gpt2_124M_bf16.bin", 0, 0,
+     "MODEL", "checkpoint.bin, d12, gpt2:d12, gpt3:c768, or L=4,C=128,NH=4,V=256,maxT=256", NULL},
+    {"-o",  "--out",        NAME, AT(out), "", 0, 0,
+     "DIR", "folder for main.log and checkpoints", NULL},
+    {NULL,  "--tokenizer",  NAME, AT(tokenizer), "gpt2_tokenizer.bin", 0, 0,
+     "FILE", "turns sampled tokens into text; without it their numbers are printed", NULL},
+    {"-n",  "--checkpoint-every", INT, AT(checkpoint_every), "0", 0, INT_MAX,
+     "STEPS", "write a checkpoint, and one at the end; 0: none", NULL},
+    {"-nk", "--keep-checkpoints", INT, AT(keep_checkpoints), "0", 0, INT_MAX,
+     "N", "delete all but the newest N; 0: keep all", NULL},
+    {"-nm", "--major-checkpoint-every", INT, AT(major_checkpoint_every), "0", 0, INT_MAX,
+     "STEPS", "never delete those of a multiple of STEPS; 0: no such", NULL},
+    {"-y",  "--resume",     INT, AT(resume), "0", 0, 1,
+     "0|1", "go on from the newest complete checkpoint in the folder", NULL},
+    // the batch and its steps
+    {"-b",  "--batch",      INT, AT(batch), "4", 1, 1 << 20,
+     "B", "sequences that go through the model at a time", "Batch and steps"},
+    {"-t",  "--seq-len",    INT, AT(seq_len), "1024", 1, 1 << 20,
+     "T", "tokens of a sequence", NULL},
+    {"-d",  "--total-batch", INT, AT(total_batch), "0", 0, INT_MAX,
+     "TOKENS", "tokens of an optimizer step, a multiple of B*T; 0: B*T", NULL},
+    {"-x",  "--max-steps",  INT_OR_ALL, AT(max_steps), "-1", 0, INT_MAX,
+     "STEPS", "steps to train; -1: all train data once", NULL},
+    {"-a",  "--overfit",    INT, AT(overfit), "0", 0, 1,
+     "0|1", "train on one batch of the validation data again and again", NULL},
+    {NULL,  "--seed",       INT, AT(seed), "42", 0, INT_MAX,
+     "N", "of the initial weights", NULL},
+    // the optimizer
+    {"-k",  "--schedule",   CHOICE, AT(schedule), "cosine", 0, 0,
+     SCHEDULE_NAMES, "how the learning rate goes down", "Optimizer"},
+    {"-l",  "--lr",         FLOAT, AT(lr), "3e-4", 0, 1e3,
+     "LR", "highest learning rate", NULL},
+    {"-u",  "--warmup",     INT, AT(warmup), "0", 0, INT_MAX,
+     "STEPS", "steps in which it goes up first", NULL},
+    {"-q",  "--final-lr-fraction", FLOAT, AT(final_lr_fraction), "1", 0, 1,
+     "X", "of the learning rate, left at the end; 1: it stays", NULL},
+    {"-c",  "--weight-decay", FLOAT, AT(weight_decay), "0", 0, 1e3,
+     "X", "of weight matrices and embeddings", NULL},
+    {"-sl", "--skip-loss-z", FLOAT, AT(skip_loss_z), "0", 0, 1e9,
+     "Z", "skip an update whose loss is so many deviations high; 0: never", NULL},
+    {"-sg", "--skip-grad-z", FLOAT, AT(skip_grad_z), "0", 0, 1e9,
+     "Z", "the same of the gradient's norm", NULL},
+    {NULL,  "--ignore-nan", INT, AT(ignore_nan), "0", 0, 1,
+     "0|1", "go on after a loss that is not a number", NULL},
+    // looking at it
+    {"-v",  "--val-every",  INT, AT(val_every), "20", 0, INT_MAX,
+     "STEPS", "validate, and at the end; 0: never", "Evaluation"},
+    {"-m",  "--val-batches", INT_OR_ALL, AT(val_batches), "20", 1, INT_MAX,
+     "N", "batches of a validation; -1: all validation data", NULL},
+    {"-s",  "--sample-every", INT, AT(sample_every), "20", 0, INT_MAX,
+     "STEPS", "write some text, and at the end; 0: never", NULL},
+    {"-g",  "--sample-length", INT, AT(sample_length), "64", 1, 1 << 20,
+     "TOKENS", "of that text, with the token it starts from", NULL},
+    {NULL,  "--prompt",     TEXT, AT(prompt), "", 0, 0,
+     "TEXT", "what it goes on from", NULL},
+    {NULL,  "--temperature", FLOAT, AT(temperature), "1", 0, 100,
+     "X", "below 1: likelier tokens; 0: the likeliest", NULL},
+    {NULL,  "--top-k",      INT, AT(top_k), "0", 0, INT_MAX,
+     "K", "only the K likeliest tokens; 0: all", NULL},
+    // ranks and overlap
+    {NULL,  "--tp",         INT, AT(tp), "1", 1, FO_MAX_RANKS,
+     "P", "ranks that share the model: threads, or processes of mpirun -np P", "Ranks and overlap"},
+    {NULL,  "--sp",         INT, AT(sp), "1", 0, 1,
+     "0|1", "cut tokens outside attention and MLP, too (sequence parallelism)", NULL},
+    {NULL,  "--overlap",    OVERLAP, AT(overlap), "flash", 0, 0,
+     "none|slice:M|flash[:M]", "how communication hides; M slices, or sub-chunks for each rank", NULL},
+    {NULL,  "--topology",   CHOICE, AT(topology), "direct", 0, 0,
+     "direct|ring", "who sends to whom", NULL},
+    {NULL,  "--wire",       CHOICE, AT(wire), WIRE, 0, 0,
+     WIRES, "numbers in which partial sums travel", NULL},
+    {NULL,  "--link",       LINK, AT(link), "none", 0, 0,
+     "GBPS,US|none", "behave like a link of GBPS GB/s and US microseconds", NULL},
+    {NULL,  "--pace",       DOUBLE, AT(pace), "0", 0, 1e6,
+     "TFLOPS", "behave like a device of that speed; 0: as fast as it goes", NULL},
+    // instead of training
+    {NULL,  "--dry-run",    FLAG, AT(dry_run), "", 0, 0,
+     "", "print sizes, memory and plans, and stop", "Instead of training"},
+    {NULL,  "--help",       FLAG, AT(help), "", 0, 0,
+     "", "print this, and stop", NULL},
+};
+// clang-format on
+#define NOPTIONS (sizeof options / sizeof options[0])
+
+// flags of llm.c that this program does not have
+static const char* const llmc_only[] = {"-z",  "-r",  "-w",  "-ge", "-f",  "-h", "-lg",
+                                        "-pn", "-pr", "-pg", "-pi", "-ps", "-pf"};
+
+// ---- values ----------------------------------------------------------------------------------------------------
+// is the whole of text one number, in plain decimal? No nan, inf, hexadecimal, blanks
+static int number_of(const char* text, double* x) {
+    char* end;
+    if (strspn(text, "0123456789+-.eE") != strlen(text)) { return 0; }
+    *x = strtod(text, &end); // infinite if it is too large: then out of range
+    return *end == 0 && end != text;
+}
+
+// the same of a whole number; one too large for a long becomes the largest: out of range, too
+static int integer_of(const char* text, long* x) {
+    char* end;
+    if (strspn(text, "0123456789+-") != strlen(text)) { return 0; }
+    *x = strtol(text, &end, 10);
+    return *end == 0 && end != text;
+}
+
+// place of text in the list a|b|c, or -1
+static int choice_of(const char* text, const char* list) {
+    const size_t n = strlen(text);
+    for (int i = 0;; i++) {
+        const size_t k = strcspn(list, "|");
+        if (n == k && strncmp(text, list, n) == 0) { return i; }
+        if (list[k] == 0) { return -1; }
+        list += k + 1;
+    }
+}
+
+// what a value may be, in words; returns buf
+static const char* range_of(const Option* o, char* buf, size_t nbytes) {
+    const char* all = o->kind == INT_OR_ALL ? "-1, or " : "";
+    if (o->kind == CHOICE || o->kind == OVERLAP || o->kind == LINK) {
+        (void)snprintf(buf, nbytes, "%s", o->want);
+    } else if (o->high >= (double)INT_MAX) {
+        (void)snprintf(buf, nbytes, "%s%.0f to 2^31-1", all, o->low);
+    } else {
+        (void)snprintf(buf, nbytes, "%s%g to %.10g", all, o->low, o->high);
+    }
+    return buf;
+}
+
+// none, slice:M, flash, flash:M
+static int overlap_of(const char* text, OverlapOption* o) {
+    const size_t k = strcspn(text, ":");
+    long m = 1;
+    if (text[k] == ':' && (!integer_of(text + k + 1, &m) || m < 1 || m > FO_MAX_M)) { return 0; }
+    o->m = (int)m;
+    if (k == 5 && strncmp(text, "flash", k) == 0) {
+        o->mode = FO_FLASH;
+    } else if (k == 5 && strncmp(text, "slice", k) == 0 && text[k] == ':') {
+        o->mode = FO_SLICE;
+    } else {
+        o->mode = FO_NONE;
+        return strcmp(text, "none") == 0;
+    }
+    return 1;
+}
+
+// none, or GBPS,US
+static int link_of(const char* text, LinkOption* l) {
+    char gbytes[64];
+    const size_t k = strcspn(text, ",");
+    if (strcmp(text, "none") == 0) {
+        l->gbytes_s = l->us = 0.0;
+        return 1;
+    }
+    if (text[k] != ',' || k >= sizeof gbytes) { return 0; }
+    memcpy(gbytes, text, k);
+    gbytes[k] = 0;
+    return number_of(gbytes, &l->gbytes_s) && number_of(text + k + 1, &l->us) && l->gbytes_s > 1e-6 &&
+           l->gbytes_s < 1e6 && l->us >= 0.0 && l->us < 1e9;
+}
+
+// name: as the user wrote the option
+static int value_set(TrainOptions* opts, const Option* o, const char* name, const char* value,
+                     char err[TRAIN_ERR]) {
+    void* field = (char*)opts + o->offset;
+    char range[96];
+    double x = 0.0;
+    long n = 0;
+    int understood = 1;
+    switch (o->kind) {
+    case FLAG: *(int*)field = 1; return 0;
+    case INT:
+    case INT_OR_ALL:
+        understood = integer_of(value, &n);
+        x = (double)n;
+        *(int*)field = (int)n;
+        break;
+    case FLOAT:
+    case DOUBLE:
+        understood = number_of(value, &x);
+        if (o->kind == FLOAT) {
+            *(float*)field = (float)x;
+        } else {
+            *(double*)field = x;
+        }
+        break;
+    case CHOICE:
+        *(int*)field = choice_of(value, o->want);
+        if (*(int*)field >= 0) { return 0; }
+        return train_error(err, "%s '%s': want one of %s", name, value, o->want);
+    case NAME:
+        if (value[0] == 0) { return train_error(err, "%s '': is empty; want %s", name, o->want); }
+        *(const char**)field = value;
+        return 0;
+    case TEXT: *(const char**)field = value; return 0;
+    case OVERLAP:
+        if (overlap_of(value, (OverlapOption*)field)) { return 0; }
+        return train_error(err, "%s '%s': want none, slice:M, flash or flash:M, with M of 1 to %d", name,
+                           value, FO_MAX_M);
+    case LINK:
+        if (link_of(value, (LinkOption*)field)) { return 0; }
+        return train_error(err, "%s '%s': want GB/s above 0 and microseconds, as in 50,5, or none", name,
+                           value);
+    }
+    if (!understood) {
+        return train_error(err, "%s '%s': is not a %s; want %s", name, value,
+                           o->kind == INT || o->kind == INT_OR_ALL ? "whole number" : "number",
+                           range_of(o, range, sizeof range));
+    }
+    if (!(x >= o->low && x <= o->high) && !(o->kind == INT_OR_ALL && x == -1.0)) {
+        return train_error(err, "%s '%s': is out of range; want %s", name, value,
+                           range_of(o, range, sizeof range));
+    }
+    return 0;
+}
+
+// ---- names -----------------------------------------------------------------------------------------------------
+// the option that arg names: -x, --long, or --long=value, of which *value is set
+static const Option* option_of(const char* arg, const char** value) {
+    for (size_t i = 0; i < NOPTIONS; i++) {
+        const Option* o = &options[i];
+        const size_t k = strlen(o->long_name);
+        *value = NULL;
+        if ((o->short_name && strcmp(arg, o->short_name) == 0) || strcmp(arg, o->long_name) == 0) {
+            return o;
+        }
+        if (strncmp(arg, o->long_name, k) == 0 && arg[k] == '=') {
+            *value = arg + k + 1;
+            return o;
+        }
+    }
+    return NULL;
+}
+
+static int unknown_option(const char* arg, char err[TRAIN_ERR]) {
+    if (arg[0] != '-') {
+        return train_error(err, "'%s' is not an option: options begin with '-'; --help lists them", arg);
+    }
+    for (size_t i = 0; i < sizeof llmc_only / sizeof llmc_only[0]; i++) {
+        if (strcmp(arg, llmc_only[i]) == 0) {
+            return train_error(err, "%s is an option of llm.c that is not available here; %s", arg,
+                               strcmp(arg, "-h") == 0 ? "it is not help: want --help"
+                                                      : "--help lists what is");
+        }
+    }
+    for (size_t i = 0; i < NOPTIONS; i++) { // one of them is the beginning of the other
+        const char *s = options[i].short_name, *l = options[i].long_name;
+        if (s && arg[1] != '-' && strlen(arg) > 1 && strncmp(arg, s, strlen(s)) == 0) {
+            return train_error(err, "unknown option '%s'; did you mean %s (%s)? --help lists all", arg, s, l);
+        }
+        if (strlen(arg) > 4 && (strncmp(arg, l, strlen(arg)) == 0 || strncmp(arg, l, strlen(l)) == 0)) {
+            return train_error(err, "unknown option '%s'; did you mean %s? --help lists all", arg, l);
+        }
+    }
+    return train_error(err, "unknown option '%s'; --help lists all", arg);
+}
+
+// ---- the whole line --------------------------------------------------------------------------------------------
+// what no single option can tell
+static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
+    const long long tokens = (long long)o->batch * o->seq_len;
+    if (tokens > INT_MAX) {
+        return train_error(err, "--batch %d * --seq-len %d is %lld tokens; at most %d are possible", o->batch,
+                           o->seq_len, tokens, INT_MAX);
+    }
+    if (o->total_batch == 0) { o->total_batch = (int)tokens; }
+    if (o->total_batch % tokens != 0) {
+        const long long below = o->total_batch / tokens * tokens;
+        return train_error(err,
+                           "--total-batch %d is not a multiple of --batch %d * --seq-len %d = %lld tokens; "
+                           "want %lld, for example",
+                           o->total_batch, o->batch, o->seq_len, tokens, below > 0 ? below : tokens);
+    }
+    if (o->out[0] == 0 && (o->resume || o->checkpoint_every > 0)) {
+        return train_error(err, "%s needs a folder: --out DIR",
+                           o->resume ? "--resume 1" : "--checkpoint-every");
+    }
+    if (FO_FLOATX == FO_FP32 && o->wire == FO_BF16) {
+        return train_error(err, "--wire 'bf16': this is an FP32 build, whose sums travel as fp32; want fp32");
+    }
+    return 0;
+}
+
+int options_parse(TrainOptions* o, int argc, char** argv, char err[TRAIN_ERR]) {
+    const char* seen[NOPTIONS] = {NULL}; // value of each option that was given
+    memset(o, 0, sizeof *o);
+    for (size_t i = 0; i < NOPTIONS; i++) {
+        const Option* t = &options[i];
+        if (t->kind == NAME || t->kind == TEXT) {
+            *(const char**)((char*)o + t->offset) = t->fallback;
+        } else if (t->kind != FLAG && value_set(o, t, t->long_name, t->fallback, err) != 0) {
+            return -1;
+        }
+    }
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *value, *unused;
+        const Option* t = option_of(name, &value);
+        if (!t) { return unknown_option(name, err); }
+        if (value) { name = t->long_name; }
+        if (t->kind == FLAG && value) {
+            return train_error(err, "%s takes no value, but has '%s'", name, value);
+        }
+        if (t->kind != FLAG && !value) {
+            value = i + 1 < argc ? argv[++i] : NULL;
+            if (!value || option_of(value, &unused)) {
+                return train_error(err, "%s needs a value: %s%s%s", name, t->want,
+                                   value ? ", but is followed by " : "", value ? value : "");
+            }
+        }
+        const char** before = &seen[t - options];
+        if (*before) {
+            return train_error(err, "%s is given twice, as '%s' and as '%s'; want it once", name, *before,
+                               value ? value : "");
+        }
+        *before = value ? value : "";
+        if (value_set(o, t, name, value, err) != 0) { return -1; }
+        if (o->help) { return 0; }
+    }
+    return options_check(o, err);
+}
+
+void options_help(FILE* out, const char* program) {
+    fprintf(out,
+            "%s trains GPT-2 class models on P ranks, and hides what they say to each other.\n"
+            "usage: %s [-x VALUE | --long VALUE | --long=VALUE] ...\n",
+            program, program);
+    for (size_t i = 0; i < NOPTIONS; i++) {
+        const Option* o = &options[i];
+        char name[64], range[96];
+        if (o->heading) { fprintf(out, "\n%s:\n", o->heading); }
+        (void)snprintf(name, sizeof name, "%s%s%s %s", o->short_name ? o->short_name : "",
+                       o->short_name ? ", " : "    ", o->long_name, o->want);
+        fprintf(out, "  %-38s %s", name, o->help);
+        if (o->kind == INT || o->kind == INT_OR_ALL || o->kind == FLOAT || o->kind == DOUBLE) {
+            fprintf(out, " (%s; default %s)", range_of(o, range, sizeof range), o->fallback);
+        } else if (o->fallback[0]) {
+            fprintf(out, " (default %s)", o->fallback);
+        }
+        fputc('\n', out);
+    }
+}
+
+// ---- models ----------------------------------------------------------------------------------------------------
+typedef struct {
+    int n, L, C, NH; // n: the number in the descriptor
+} Family;
+
+// by depth, vocabulary of GPT-2, maxT 1024
+static const Family gpt2[] = {{6, 6, 384, 6},     {12, 12, 768, 12},  {24, 24, 1024, 16}, {36, 36, 1280, 20},
+                              {48, 48, 1600, 25}, {60, 60, 1920, 30}, {72, 72, 2880, 30}, {84, 84, 3456, 36}};
+// by channels, maxT 2048. llm.c also has c5140, which it refuses itself: no head size divides it
+static const Family gpt3[] = {{384, 6, 384, 6},     {768, 12, 768, 12},    {1024, 24, 1024, 16},
+                              {1536, 24, 1536, 16}, {2048, 24, 2048, 16},  {2560, 32, 2560, 32},
+                              {4096, 32, 4096, 32}, {12288, 96, 12288, 96}};
+
+static int family_find(const char* text, const char* number, const Family* f, size_t n, int maxT,
+                       GPTConfig* c, char err[TRAIN_ERR]) {
+    char known[128] = "";
+    long x;
+    const int is_number = integer_of(number, &x);
+    for (size_t i = 0; i < n; i++) {
+        if (is_number && x == f[i].n) {
+            GPTConfig found = {maxT, 50257, config_padded(50257), f[i].L, f[i].NH, f[i].C};
+            *c = found;
+            return config_check(c, err);
+        }
+        const size_t k = strlen(known);
+        (void)snprintf(known + k, sizeof known - k, "%s%d", i ? ", " : "", f[i].n);
+    }
+    return train_error(err,
+                       "model '%s': no model of that number; want one of %s, or sizes as in L=4,C=128,NH=4",
+                       text, known);
+}
+
+// L=4,C=128,NH=4,V=256,maxT=256
+static int sizes_parse(const char* text, GPTConfig* c, char err[TRAIN_ERR]) {
+    enum { L, C, NH, V, MAXT, NKEYS };
+    static const char* const keys[NKEYS] = {"L", "C", "NH", "V", "maxT"};
+    long values[NKEYS] = {0, 0, 0, 50257, 1024};
+    int seen[NKEYS] = {0};
+    char why[TRAIN_ERR];
+    for (const char* at = text;; at++) {
+        const size_t k = strcspn(at, ","), name = strcspn(at, "=");
+        char value[32] = "";
+        int key = 0;
+        while (key < NKEYS && (name >= k || strlen(keys[key]) != name || strncmp(at, keys[key], name) != 0)) {
+            key++;
+        }
+        if (key == NKEYS) {
+            return train_error(err, "model '%s': '%.*s' is not one of L, C, NH, V, maxT with its number",
+                               text, (int)k, at);
+        }
+        if (seen[key]++) { return train_error(err, "model '%s': %s is given twice", text, keys[key]); }
+        if (k - name - 1 < sizeof value) { memcpy(value, at + name + 1, k - name - 1); }
+        if (!integer_of(value, &values[key]) || values[key] < 1 || values[key] > INT_MAX) {
+            return train_error(err, "model '%s': '%.*s': want a whole number above 0", text, (int)k, at);
+        }
+        at += k;
+        if (*at == 0) { break; }
+    }
+    for (int key = L; key <= NH; key++) {
+        if (!seen[key]) {
+            return train_error(err, "model '%s': %s is missing; want sizes as in L=4,C=128,NH=4", text,
+                               keys[key]);
+        }
+    }
+    GPTConfig found = {(int)values[MAXT], (int)values[V], 0, (int)values[L], (int)values[NH], (int)values[C]};
+    if (found.V <= INT_MAX - 128) { found.Vp = config_padded(found.V); }
+    if (config_check(&found, why) != 0) { return train_error(err, "model '%s': %s", text, why); }
+    *c = found;
+    return 0;
+}
+
+int model_parse(const char* text, GPTConfig* c, char err[TRAIN_ERR]) {
+    const size_t n = strlen(text);
+    if (n > 4 && strcmp(text + n - 4, ".bin") == 0) { return 1; }
+    if (strchr(text, '=')) { return sizes_parse(text, c, err); }
+    if (strncmp(text, "gpt3:c", 6) == 0) {
+        return family_find(text, text + 6, gpt3, sizeof gpt3 / sizeof gpt3[0], 2048, c, err);
+    }
+    const char* number = strncmp(text, "gpt2:d", 6) == 0 ? text + 6 : text[0] == 'd' ? text + 1 : NULL;
+    if (number && isdigit((unsigned char)number[0])) {
+        return family_find(text, number, gpt2, sizeof gpt2 / sizeof gpt2[0], 1024, c, err);
+    }
+    return train_error(err,
+                       "model '%s': want a file that ends in .bin, d12, gpt2:d24, gpt3:c768, or sizes as in "
+                       "L=4,C=128,NH=4,V=256,maxT=256",
+                       text);
+}

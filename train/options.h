@@ -1,0 +1,84 @@
+/* options.h -- the command line of train_gpt: llm.c's flags with llm.c's defaults, long names, and this program's own.
+ *
+ * One table (options.c) drives parsing, checking and --help, so help is true. Tests: dev/test/test_train.c.
+ */
+#ifndef OPTIONS_H
+#define OPTIONS_H
+#include "flashoverlap/fo_plan.h"
+#include "train/logger.h" // TRAIN_ERR
+#include "train/schedule.h"
+#include "train/tensors.h"
+#include <stdio.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    FoMode mode;
+    int m; // slices or sub-chunks
+} OverlapOption;
+
+typedef struct {
+    double gbytes_s, us; // 0 GB/s: no emulated link
+} LinkOption;
+
+// Strings are argv's or literals; "" where an option is not given and has no default.
+typedef struct {
+    // data and files
+    const char *train_data, *val_data; // glob patterns
+    const char* model;                 // what model_parse takes
+    const char* out;                   // folder, or ""
+    const char* tokenizer;
+    int checkpoint_every, keep_checkpoints, major_checkpoint_every;
+    int resume;
+    // the batch and its steps
+    int batch, seq_len; // B, T
+    int total_batch;    // tokens of a step: a multiple of B*T; options_parse puts B*T where it is not given
+    int max_steps;      // -1: one epoch
+    int overfit;
+    int seed;
+    // the optimizer
+    ScheduleKind schedule;
+    float lr, final_lr_fraction, weight_decay;
+    int warmup;
+    float skip_loss_z, skip_grad_z; // 0: never skip
+    int ignore_nan;
+    // looking at it
+    int val_every, val_batches; // 0: never; -1: all
+    int sample_every, sample_length;
+    const char* prompt;
+    float temperature;
+    int top_k;
+    // ranks and overlap
+    int tp, sp;
+    OverlapOption overlap;
+    FoTopology topology;
+    FoDtype wire;
+    LinkOption link;
+    double pace; // TFLOP/s, 0: as fast as it goes
+    // instead of training
+    int dry_run, help;
+} TrainOptions;
+
+/* options_parse -- argv into o, defaults where nothing is said.
+ *
+ * `-x 5`, `--max-steps 5` and `--max-steps=5` are the same. With --help nothing after it is looked at: o->help is 1.
+ * Errors: -1 with one line in err that names option and value and says what would work.
+ */
+int options_parse(TrainOptions* o, int argc, char** argv, char err[TRAIN_ERR]);
+
+// what --help prints
+void options_help(FILE* out, const char* program);
+
+/* model_parse -- what -e says, as sizes.
+ *
+ * text     d12 = gpt2:d12, gpt3:c768 (llm.c's families), or L=4,C=128,NH=4,V=256,maxT=256 in any order (V 50257, maxT
+ *          1024 if not given), or a file that ends in .bin
+ * Returns 0: c is set. 1: it is a file's name, and c is not set. -1: err says what is wrong.
+ */
+int model_parse(const char* text, GPTConfig* c, char err[TRAIN_ERR]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
