@@ -1,0 +1,44 @@
+#!/bin/bash
+# Installs what `make quickstart` and `make test` need on Debian and its relatives, as far as it is missing.
+#
+#   scripts/deps.sh            compiler, oneDNN, Open MPI, Python, what the checks use
+#   scripts/deps.sh --bench    also PyTorch, which the comparisons of dev/bench use
+set -euo pipefail
+packages=(gcc make libc6-dev libdnnl-dev libopenmpi-dev openmpi-bin python3 python3-numpy python3-pip procps
+          ca-certificates git clang-format)
+case "$*" in
+"") ;;
+--bench) packages+=(python3-torch) ;;
+*) echo "deps.sh: unknown option '$*'; --bench is the only one" >&2; exit 2 ;;
+esac
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    echo "deps.sh: this is no Debian (no apt-get); please install what corresponds to: ${packages[*]}" >&2
+    exit 1
+fi
+installed=" $(dpkg-query -W -f '${db:Status-Status} ${Package} ' "${packages[@]}" 2>/dev/null || true)"
+missing=()
+for p in "${packages[@]}"; do
+    [[ $installed == *" installed $p "* ]] || missing+=("$p")
+done
+[[ ${#missing[@]} != 0 ]] || exit 0
+
+root=()
+if [[ $(id -u) != 0 ]]; then
+    command -v sudo >/dev/null ||
+        { echo "deps.sh: needs root (and there is no sudo) to install: ${missing[*]}" >&2; exit 1; }
+    root=(sudo)
+fi
+echo "deps.sh: installing ${missing[*]}"
+apt() { "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@"; }
+log=$(mktemp); trap 'rm -f "$log"' EXIT
+# lists that can't be refreshed may still do; the install says so if not
+if ! apt update >"$log" 2>&1; then
+    echo "deps.sh: apt-get update failed, trying with the lists at hand:" >&2
+    tail -n 3 "$log" >&2
+fi
+if ! apt install --no-install-recommends "${missing[@]}" >"$log" 2>&1; then
+    tail -n 15 "$log" >&2
+    echo "deps.sh: apt-get could not install: ${missing[*]}" >&2
+    exit 1
+fi
