@@ -2,8 +2,8 @@
  *
  * Tests of every device compare with it. Arguments are those of the fo_ function of the same name without the
  * stream, floatX and float turned into double (ref_read_floatx, ref_read_float). Its gradients are themselves
- * checked by finite differences, in test_ops.c. For small shapes only: attention computes a score anew wherever
- * it needs one.
+ * checked by finite differences, in test_ops.c. For small shapes only: attention computes a score anew
+ * wherever it needs one.
  */
 #ifndef REF_H
 #define REF_H

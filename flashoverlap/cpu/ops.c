@@ -1,13 +1,13 @@
-/* ops.c -- the layer operations of fo_ops.h on the cpu, but for matmul (matmul.c) and attention (attention.c).
+/* ops.c -- the layer operations of fo_ops.h on the cpu. matmul.c and attention.c have the other two.
  *
  * All but GELU and softmax are bound by memory. Each operation has three parts: a row function of plain loops
  * that gcc turns into vector code (no intrinsics, no -ffast-math), a function that shares rows out to the
- * device's threads, and the public function, which packs its arguments and queues them. bf16 becomes fp32 on its
- * way into registers and is rounded on its way out.
+ * device's threads, and the public function, which packs its arguments and queues them. bf16 becomes fp32 on
+ * its way into registers and is rounded on its way out.
  *
  * Bits depend neither on the number of threads nor on where rows are cut into calls: what belongs to a row is
- * computed by one thread in one order, and a sum over rows is the sum, in order, of blocks whose size the number
- * of rows decides.
+ * computed by one thread in one order, and a sum over rows is the sum, in order, of blocks whose size the
+ * number of rows decides.
  */
 #include "flashoverlap/cpu/cpu.h"
 #include "flashoverlap/fo_ops.h"
@@ -21,8 +21,8 @@
 #define PARALLEL_FOR(n)
 #endif
 
-// `#pragma GCC ivdep` below means: operands are the same memory or do not overlap. Without it gcc checks when the
-// loop is entered, and takes in-place calls for overlapping ones.
+// `#pragma GCC ivdep` below means: operands are the same memory or do not overlap. Without it gcc checks when
+// the loop is entered, and takes in-place calls for overlapping ones.
 
 enum {
     LANES = 64,   // partial sums kept side by side: enough to keep the adders busy, a multiple of any vector
@@ -104,12 +104,12 @@ static inline uint32_t bits_of_float(float f) {
     return u;
 }
 
-/* exp(x) within 2 units in the last place; 0 below -87.7 (where exp is below 8.2e-39), exp(88) above 88; a NaN
- * stays one. For loops that are to be vectorised, as libm's is not.
+/* exp(x) within 2 units in the last place; 0 below -87.7 (where exp is below 8.2e-39), exp(88) above 88; a
+ * NaN stays one. For loops that are to be vectorised, as libm's is not.
  *
- * x = k ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits,
- * from where a shift makes the exponent of 2^k; k = -127 makes it 0. exp(r) is the Taylor series: its first
- * missing term, r^8/8!, is below 5.2e-9, a tenth of a unit in the last place.
+ * x = k ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low
+ * bits, from where a shift makes the exponent of 2^k; k = -127 makes it 0. exp(r) is the Taylor series: its
+ * first missing term, r^8/8!, is below 5.2e-9, a tenth of a unit in the last place.
  */
 static inline float fast_exp(float x) {
     const float round = 12582912.0f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
@@ -436,6 +436,7 @@ void fo_bias_backward(float* dbias, const floatX* dout, size_t n, int C, FoStrea
 // ---- elementwise ------------------------------------------------------------------------------------------
 /* 1 + tanh(u) = 2 / (1 + exp(-2u)), so gelu(x) = x / (1 + e) with e = exp(-2u) and u = sqrt(2/pi) (x +
  * 0.044715 x^3). That needs one exponential and, unlike 1 + tanh(u), loses no digits where x is negative.
+ * Beyond |x| = 1e9 the slope is wrong: there e, held below 2^127, is too small for its factors.
  */
 static const float GELU_LINEAR = -1.5957691216f; // -2 sqrt(2/pi)
 static const float GELU_CUBIC = -0.07135481628f; // that times 0.044715
