@@ -50,14 +50,18 @@ benches: $(BENCHES)
 # .cu files outside flashoverlap/cuda/ are written in the C that is also C++
 $(B)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(CC) -x c $(CPPFLAGS) $(CFLAGS) -Wc++-compat -c $< -o $@
+	@echo 'CC   $<'
+	@$(CC) -x c $(CPPFLAGS) $(CFLAGS) -Wc++-compat -c $< -o $@
 $(B)/%.c.o: %.c Makefile
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
+	@echo 'CC   $<'
+	@$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
 $(B)/%: $(B)/%.cu.o $(LIB)
-	$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
+	@echo 'LINK $@'
+	@$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
 $(B)/%: $(B)/%.c.o $(LIB)
-	$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
+	@echo 'LINK $@'
+	@$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
 
 # a sub-make, so that what deps has just installed is seen
 SUB = $(MAKE) --no-print-directory

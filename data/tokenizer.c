@@ -126,6 +126,55 @@ const char* tokenizer_decode(const Tokenizer* tk, int id, size_t* nbytes) {
     return tk->bytes + tk->offset[id];
 }
 
+// the token of bytes a followed by bytes b, or -1
+static int find_token(const Tokenizer* tk, const char* a, size_t na, const char* b, size_t nb) {
+    for (int id = 0; id < tk->V; id++) {
+        size_t n;
+        const char* bytes = tokenizer_decode(tk, id, &n);
+        if (n == na + nb && memcmp(bytes, a, na) == 0 && memcmp(bytes + na, b, nb) == 0) { return id; }
+    }
+    return -1;
+}
+
+static int find_union(const Tokenizer* tk, int a, int b) {
+    size_t na, nb;
+    const char* bytes_a = tokenizer_decode(tk, a, &na);
+    const char* bytes_b = tokenizer_decode(tk, b, &nb);
+    return find_token(tk, bytes_a, na, bytes_b, nb);
+}
+
+int tokenizer_encode(const Tokenizer* tk, const char* text, int* ids, int most) {
+    int n = (int)strlen(text);
+    int* id = (int*)malloc(2 * ((size_t)n + 1) * sizeof(int));
+    if (!id) { return -1; }
+    int* joined = id + n + 1; // of id[i] and id[i + 1]
+    int ok = 1;
+    for (int i = 0; i < n && ok; i++) {
+        id[i] = find_token(tk, text + i, 1, text, 0);
+        ok = id[i] >= 0;
+    }
+    for (int i = 0; i + 1 < n && ok; i++) {
+        joined[i] = find_union(tk, id[i], id[i + 1]);
+    }
+    while (ok) {
+        int best = -1;
+        for (int i = 0; i + 1 < n; i++) {
+            if (joined[i] >= 0 && (best < 0 || joined[i] < joined[best])) { best = i; }
+        }
+        if (best < 0) { break; }
+        id[best] = joined[best];
+        n--;
+        memmove(id + best + 1, id + best + 2, (size_t)(n - best - 1) * sizeof(int));
+        memmove(joined + best + 1, joined + best + 2, (size_t)(n - best - 1) * sizeof(int));
+        if (best > 0) { joined[best - 1] = find_union(tk, id[best - 1], id[best]); }
+        if (best + 1 < n) { joined[best] = find_union(tk, id[best], id[best + 1]); }
+    }
+    n = !ok ? -1 : n < most ? n : most;
+    memcpy(ids, id, (size_t)(n > 0 ? n : 0) * sizeof(int));
+    free(id);
+    return n;
+}
+
 void tokenizer_print(const Tokenizer* tk, int id, FILE* out) {
     size_t n;
     const char* bytes = tokenizer_decode(tk, id, &n);

@@ -26,6 +26,14 @@ void tokenizer_free(Tokenizer* tk);
 // no token.
 const char* tokenizer_decode(const Tokenizer* tk, int id, size_t* nbytes);
 
+/* tokenizer_encode -- text -> ids, at most `most` of them; returns their number, or -1 if a byte has no token.
+ *
+ * Byte pair encoding: the pair of neighbours whose union is the token of the lowest id becomes that token, until none
+ * is left. GPT-2 numbers its tokens in the order of its merges, so this needs no list of them. Its splitting of text
+ * into words is left out: no token of its vocabulary spans two words.
+ */
+int tokenizer_encode(const Tokenizer* tk, const char* text, int* ids, int most);
+
 // Prints a token as llm.c does: a single byte only if it is printable or space; the id where there is no
 // tokenizer.
 void tokenizer_print(const Tokenizer* tk, int id, FILE* out);
