@@ -1,9 +1,10 @@
 /* test_plan.c -- the schedules of fo_plan.h, all of them for P = 1..16 and m = 1..4, larger m for some P.
  *
- * Three kinds of claims: what the lists of one rank say (each chunk once, own first or last, what waits for what); what
- * happens when P ranks execute them, two streams each, under random and adversarial interleavings with real data flow
- * (nothing hangs, nothing is read before it is there, every sum is complete); and how long that takes on links of a
- * given speed, against closed formulas. No thread, no clock. The executor's own tests: test_overlap.c.
+ * Three kinds of claims: what the lists of one rank say (each chunk once, own first or last, what waits for
+ * what); what happens when P ranks execute them, two streams each, under random and adversarial interleavings
+ * with real data flow (nothing hangs, nothing is read before it is there, every sum is complete); and how
+ * long that takes on links of a given speed, against closed formulas. No thread, no clock. The executor's own
+ * tests: test_overlap.c.
  */
 #include "dev/test/check.h"
 #include "flashoverlap/fo_plan.h"
@@ -28,7 +29,7 @@ static int random_below(int n) {
     return (int)((random_state >> 33) % (uint64_t)n);
 }
 
-// ---- the lists -------------------------------------------------------------------------------------------------
+// ---- the lists --------------------------------------------------------------------------------------------
 static void check_numbers_in_range(const Case* c) {
     int P = c->P, m = c->m, bad = 0;
     for (int r = 0; r < P; r++) {
@@ -156,7 +157,7 @@ static void check_scatter_waits(const Case* c) {
     CHECK(bad == 0);
 }
 
-// ---- execution under any interleaving --------------------------------------------------------------------------
+// ---- execution under any interleaving ---------------------------------------------------------------------
 // contributions are sets of ranks; a chunk of a gather is there (1) or not (0)
 typedef struct {
     int computed, exchanged;           // done so far
@@ -178,7 +179,8 @@ static unsigned* slot_of(Run* run, int r, int chunk, int from) {
     return &run->rank[r].arrived[c->topology == FO_DIRECT ? from : hop][chunk % c->m];
 }
 
-// one action of one rank, if it can be done now: 0 its compute stream, 1 its comm stream posts, 2 its send goes through
+// one action of one rank, if it can be done now: 0 its compute stream, 1 its comm stream posts, 2 its send
+// goes through
 static int can_act(const Run* run, int r, int what) {
     const Rank* x = &run->rank[r];
     const FoPlan* p = &run->c->plan[r];
@@ -310,10 +312,10 @@ static void check_execution(const Case* c, int policy) {
     CHECK(complete(&run));
 }
 
-// ---- time ------------------------------------------------------------------------------------------------------
-/* What the slowest rank's compute and communication take beyond its compute alone. A shard's message takes t_m and
- * occupies one egress and one ingress port, its compute takes t_c, an add nothing; a chunk is the m-th part. An
- * exchange starts when this rank and both its peers have reached it.
+// ---- time -------------------------------------------------------------------------------------------------
+/* What the slowest rank's compute and communication take beyond its compute alone. A shard's message takes
+ * t_m and occupies one egress and one ingress port, its compute takes t_c, an add nothing; a chunk is the
+ * m-th part. An exchange starts when this rank and both its peers have reached it.
  */
 static double exposed(const Case* c, double t_c, double t_m) {
     static double computed[MAX_P][MAX_K + 1]; // end of the k-th compute, from 1
@@ -359,16 +361,17 @@ static double formula(const Case* c, double t_c, double t_m) {
     if (c->mode == FO_NONE) { return T; }
     if (c->mode == FO_FLASH) { return fmax(0.0, T - (P - 1 / m) * t_c); }
     if (c->kind == FO_REDUCESCATTER && c->topology == FO_RING && P > 1) {
-        // A slice's adds stand between the computes of the next, one a hop, so hops and computes go in step: each of
-        // the P-2 hops that add takes max(t_m, t_c) instead of what the slice's sums give. Up to t_m = 2 t_c the
-        // last hop, under the two last computes, adds nothing to that.
+        // A slice's adds stand between the computes of the next, one a hop, so hops and computes go in step:
+        // each of the P-2 hops that add takes max(t_m, t_c) instead of what the slice's sums give. Up to t_m
+        // = 2 t_c the last hop, under the two last computes, adds nothing to that.
         return T / m + (m - 1) / m * (P - 2) * fmax(0.0, t_m - t_c);
     }
     return T / m + (m - 1) / m * fmax(0.0, T - W);
 }
 
-/* The formulas are exact for these plans: all ranks do the same at the same time, so no port is ever contended, and
- * what bounds a schedule is either its last chunk (the formula) or nothing. No tolerance but that of doubles.
+/* The formulas are exact for these plans: all ranks do the same at the same time, so no port is ever
+ * contended, and what bounds a schedule is either its last chunk (the formula) or nothing. No tolerance but
+ * that of doubles.
  */
 static void check_exposed(const Case* c) {
     int bad = 0;
@@ -382,7 +385,7 @@ static void check_exposed(const Case* c) {
     CHECK(bad == 0);
 }
 
-// ---- all of it -------------------------------------------------------------------------------------------------
+// ---- all of it --------------------------------------------------------------------------------------------
 static const char* kind_name(FoKind kind) {
     return kind == FO_ALLGATHER ? "all-gather" : "reduce-scatter";
 }
