@@ -1,7 +1,8 @@
 /* checkpoint.c -- model, state and debug files. See checkpoint.h; formats in doc/formats.md.
  *
- * A whole tensor never exists in memory: files are read and written in blocks of whole rows. Of a block a rank holds
- * rows that lie side by side in its arena, since its rows are in the order of the file (TensorPart).
+ * A whole tensor never exists in memory: files are read and written in blocks of whole rows. Of a block a
+ * rank holds rows that lie side by side in its arena, since its rows are in the order of the file
+ * (TensorPart).
  */
 #include "train/checkpoint.h"
 #include "data/dataloader.h"     // data_file_kind
@@ -33,7 +34,7 @@ static void* allocate(size_t nbytes) {
     return p;
 }
 
-// ---- sizes -----------------------------------------------------------------------------------------------------
+// ---- sizes ------------------------------------------------------------------------------------------------
 int config_check(const GPTConfig* c, char err[TRAIN_ERR]) {
     const struct {
         const char* name;
@@ -75,7 +76,7 @@ static void config_put(int32_t* w, const GPTConfig* c) {
     memcpy(w, words, sizeof words);
 }
 
-// ---- reading ---------------------------------------------------------------------------------------------------
+// ---- reading ----------------------------------------------------------------------------------------------
 typedef struct {
     FILE* f;
     const char* path;
@@ -108,14 +109,11 @@ static int in_read(In* in, uint64_t at, void* to, size_t nbytes, char err[TRAIN_
 static int in_open(In* in, const char* path, const char* kind, int magic, char err[TRAIN_ERR]) {
     struct stat info;
     in->path = path;
-    in->f = fopen(path, "rb");
-    if (!in->f) {
-        int e = errno;
-        return in_fail(in, err, "cannot be opened: %s%s", strerror(e),
-                       e == ENOENT ? " (is the path right?)" : "");
-    }
-    if (fstat(fileno(in->f), &info) != 0) { return in_fail(in, err, "%s", strerror(errno)); }
+    in->f = NULL;
+    if (stat(path, &info) != 0) { return in_fail(in, err, "%s; want %s", strerror(errno), kind); }
     if (!S_ISREG(info.st_mode)) { return in_fail(in, err, "is not a regular file; want %s", kind); }
+    in->f = fopen(path, "rb");
+    if (!in->f) { return in_fail(in, err, "cannot be opened: %s", strerror(errno)); }
     in->nbytes = (uint64_t)info.st_size;
     if (in->nbytes == 0) { return in_fail(in, err, "is empty; want %s", kind); }
     memset(in->header, 0, sizeof in->header);
@@ -178,7 +176,7 @@ int checkpoint_read_header(const char* path, GPTConfig* c, int* version, char er
     return 0;
 }
 
-// ---- blocks of rows --------------------------------------------------------------------------------------------
+// ---- blocks of rows ---------------------------------------------------------------------------------------
 // rows [row, row + n) of one layer of a tensor; `before` elements of the file's arrays stand before them
 typedef struct {
     int tensor;
@@ -307,7 +305,7 @@ int checkpoint_read_model(const char* path, const Tensors* ts, float* local, cha
     return 0;
 }
 
-// ---- writing ---------------------------------------------------------------------------------------------------
+// ---- writing ----------------------------------------------------------------------------------------------
 // A file under way, on rank 0 alone. After the first failure nothing more is written, and err says why.
 typedef struct {
     FILE* f; // NULL: failed, or another rank
@@ -380,10 +378,10 @@ static int out_agree(const Out* out, FoGroup* g, FoStream* s, char err[TRAIN_ERR
     return first.failed ? train_error(err, "%s", first.err) : 0;
 }
 
-/* write_arena -- the arenas of all ranks, elements of nbytes, device memory -> whole tensors in out, on rank 0.
+/* write_arena -- the arenas of all ranks, elements of nbytes, device memory -> whole tensors, written by rank 0.
  *
- * Ranks go through the blocks together; each sends what it holds of a block to rank 0. If writing fails they go on to
- * the end all the same: that is the one place where all of them can learn it (out_agree).
+ * Ranks go through the blocks together; each sends what it holds of a block to rank 0. If writing fails they
+ * go on to the end all the same: that is the one place where all of them can learn it (out_agree).
  */
 static void write_arena(Out* out, const Tensors* ts, const void* arena, size_t nbytes, FoGroup* g,
                         FoStream* s) {
@@ -447,7 +445,7 @@ int checkpoint_write_model(const char* path, const Tensors* ts, const floatX* pa
     return out_agree(&out, g, comm, err);
 }
 
-// ---- optimizer state -------------------------------------------------------------------------------------------
+// ---- optimizer state --------------------------------------------------------------------------------------
 // words of the header; two-word ones are uint64
 enum { W_STEP = 2, W_CONFIG = 3, W_FLAGS = 9, W_RNG = 10, W_LOADER = 14, W_TRAINER = 16 };
 
@@ -537,7 +535,7 @@ void checkpoint_state_free(CheckpointState* st) {
     memset(st, 0, sizeof *st);
 }
 
-// ---- output folder ---------------------------------------------------------------------------------------------
+// ---- output folder ----------------------------------------------------------------------------------------
 int checkpoint_prepare_folder(const char* dir, char err[TRAIN_ERR]) {
     char probe[CHECKPOINT_PATH];
     const size_t most = CHECKPOINT_PATH - 32; // the longest of our names and ".tmp" must fit behind it
@@ -671,7 +669,7 @@ int checkpoint_prune(const char* dir, int step, int keep, int major, char err[TR
     return n < 0 ? -1 : rc;
 }
 
-// ---- debug state -----------------------------------------------------------------------------------------------
+// ---- debug state ------------------------------------------------------------------------------------------
 int debugstate_read(const char* path, const GPTConfig* c, DebugState* d, char err[TRAIN_ERR]) {
     In in;
     char why[TRAIN_ERR];

@@ -1,12 +1,12 @@
 /* checkpoint.h -- a training run on disk: model, optimizer state, and which of them are complete.
  *
  *   OUT/model_%08d.bin  the model after so many steps, in llm.c's format: its tools read it
- *   OUT/state_%08d.bin  what a resume needs beside it: m, v, fp32 masters, the loader's place, and the trainer's scalars
+ *   OUT/state_%08d.bin  what a resume needs beside it: m, v, fp32 masters, place in the data, scalars
  *   OUT/DONE_%08d       empty; written last: both are complete
  *
- * Formats: doc/formats.md. Files hold whole tensors: the same bytes whatever tp wrote them, and any tp reads them. A
- * file is written under another name and renamed when every byte is on disk, so an older one survives a full disk.
- * Errors are the user's: -1 with one line in err. Tests: dev/test/test_train.c.
+ * Formats: doc/formats.md. Files hold whole tensors: the same bytes whatever tp wrote them, and any tp reads
+ * them. A file is written under another name and renamed when every byte is on disk, so an older one survives
+ * a full disk. Errors are the user's: -1 with one line in err. Tests: dev/test/test_train.c.
  */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
@@ -19,7 +19,8 @@ extern "C" {
 
 #define CHECKPOINT_PATH 1024 // bytes of a path
 
-// Are these sizes a GPT's? Positive, not absurd, NH divides C, Vp is V rounded up to a multiple of 128. 0, or -1.
+// Are these sizes a GPT's? Positive, not absurd, NH divides C, Vp is V rounded up to a multiple of 128.
+// Returns 0, or -1.
 int config_check(const GPTConfig* c, char err[TRAIN_ERR]);
 
 // V rounded up to a multiple of 128
@@ -27,16 +28,16 @@ static inline int config_padded(int V) {
     return (V + 127) / 128 * 128;
 }
 
-// ---- model -----------------------------------------------------------------------------------------------------
-/* checkpoint_read_header -- the sizes in a model file, after checking all that can be checked without the weights:
- * magic, version, sizes, and that the file is as long as they say. version 3: fp32, 5: bf16.
+// ---- model ------------------------------------------------------------------------------------------------
+/* checkpoint_read_header -- the sizes in a model file, after checking all that can be checked without the
+ * weights: magic, version, sizes, and that the file is as long as they say. version 3: fp32, 5: bf16.
  */
 int checkpoint_read_header(const char* path, GPTConfig* c, int* version, char err[TRAIN_ERR]);
 
 /* checkpoint_read_model -- this rank's part of a model file, version 3 or 5, as fp32.
  *
- * Ranks read on their own, block by block: no rank holds a whole tensor. local is host memory; gaps between tensors
- * become 0. The file's sizes must be those of ts.
+ * Ranks read on their own, block by block: no rank holds a whole tensor. local is host memory; gaps between
+ * tensors become 0. The file's sizes must be those of ts.
  */
 int checkpoint_read_model(const char* path, const Tensors* ts, float* local /* [ts->nelem] */,
                           char err[TRAIN_ERR]);
@@ -46,14 +47,16 @@ int checkpoint_read_model(const char* path, const Tensors* ts, float* local /* [
  * params   this rank's arena, [ts->nelem], device memory, complete: nothing that writes it is queued any more
  * Order    queued on comm and waited for. Rank 0 writes, and holds a few MB at a time.
  * Ranks    collective; all return the same, with rank 0's err.
- * Errors   the file cannot be created or written (disk full): the unfinished file is removed, an old one is as it was.
+ * Errors   the file cannot be created or written (disk full): the unfinished file is removed, an old one is
+ *          as it was.
  */
 int checkpoint_write_model(const char* path, const Tensors* ts, const floatX* params, FoGroup* g,
                            FoStream* comm, char err[TRAIN_ERR]);
 
-// ---- optimizer state -------------------------------------------------------------------------------------------
-/* CheckpointState -- everything in a state file but the three big arrays. The two blobs are bytes to this file: the
- * data loader's place (dataloader_save), and what the training loop wants to find again (detectors, averages).
+// ---- optimizer state --------------------------------------------------------------------------------------
+/* CheckpointState -- everything in a state file but the three big arrays. The two blobs are bytes to this
+ * file: the data loader's place (dataloader_save), and what the training loop wants to find again (detectors,
+ * averages).
  */
 typedef struct {
     int step;        // updates done
@@ -63,20 +66,23 @@ typedef struct {
     size_t loader_nbytes, trainer_nbytes;
 } CheckpointState;
 
-// collective, as checkpoint_write_model; m, v and master are [ts->nelem], device memory. What st holds is rank 0's.
+// collective, as checkpoint_write_model; m, v and master are [ts->nelem], device memory. What st holds is
+// rank 0's.
 int checkpoint_write_state(const char* path, const Tensors* ts, const CheckpointState* st, const float* m,
                            const float* v, const float* master, FoGroup* g, FoStream* comm,
                            char err[TRAIN_ERR]);
 
-/* checkpoint_read_state -- st, and this rank's parts of m, v and master into device memory; s has passed them on return.
+/* checkpoint_read_state -- st, and this rank's parts of m, v and master into device memory; s has passed them
+ * on return.
  *
- * Ranks read on their own. The file's sizes must be those of ts. Afterwards checkpoint_state_free(st), also on error.
+ * Ranks read on their own. The file's sizes must be those of ts. Afterwards checkpoint_state_free(st), also
+ * on error.
  */
 int checkpoint_read_state(const char* path, const Tensors* ts, CheckpointState* st, float* m, float* v,
                           float* master, FoStream* s, char err[TRAIN_ERR]);
 void checkpoint_state_free(CheckpointState* st); // of one that was read
 
-// ---- output folder ---------------------------------------------------------------------------------------------
+// ---- output folder ----------------------------------------------------------------------------------------
 // makes the folder (mode 0755) if it is missing, and tries whether files can be made in it
 int checkpoint_prepare_folder(const char* dir, char err[TRAIN_ERR]);
 
@@ -87,17 +93,17 @@ void checkpoint_done_path(char path[CHECKPOINT_PATH], const char* dir, int step)
 // marks a step complete, after both of its files. Rank 0, and after every rank's writing has returned 0
 int checkpoint_write_done(const char* dir, int step, char err[TRAIN_ERR]);
 
-/* checkpoint_find -- the newest step that has a DONE file, a model and a state file, both sound as far as headers and
- * lengths tell. -1: none. err says which were passed over, and why; else it is empty.
+/* checkpoint_find -- the newest step that has a DONE file, a model and a state file, both sound as far as
+ * headers and lengths tell. -1: none. err says which were passed over, and why; else it is empty.
  */
 int checkpoint_find(const char* dir, char err[TRAIN_ERR]);
 
-/* checkpoint_prune -- keeps the `keep` newest checkpoints of steps up to `step`, and those of a multiple of `major`
- * (0: of none); deletes the other ones up to `step`, DONE first. keep 0: keeps all. Rank 0.
+/* checkpoint_prune -- keeps the `keep` newest checkpoints of steps up to `step`, and those of a multiple of
+ * `major` (0: of none); deletes the other ones up to `step`, DONE first. keep 0: keeps all. Rank 0.
  */
 int checkpoint_prune(const char* dir, int step, int keep, int major, char err[TRAIN_ERR]);
 
-// ---- debug state -----------------------------------------------------------------------------------------------
+// ---- debug state ------------------------------------------------------------------------------------------
 // what PyTorch computed for one batch, for tests
 typedef struct {
     int B, T;

@@ -12,8 +12,8 @@ int train_error(char err[TRAIN_ERR], const char* fmt, ...) __attribute__((format
 
 /* Logger -- appends to DIR/main.log, which is opened for each line: it is complete whenever someone looks.
  *
- * A step is counted from 0: the line of s is the step printed as s+1, as llm.c has it. An empty path writes nothing
- * (no output folder, or a rank other than 0). All functions return 0, or -1 with the reason in err.
+ * A step is counted from 0: the line of s is the step printed as s+1, as llm.c has it. An empty path writes
+ * nothing (no output folder, or a rank other than 0). All functions return 0, or -1 with the reason in err.
  */
 typedef struct {
     char path[1024];

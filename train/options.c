@@ -132,7 +132,7 @@ static const Option options[] = {
 static const char* const llmc_only[] = {"-z",  "-r",  "-w",  "-ge", "-f",  "-h", "-lg",
                                         "-pn", "-pr", "-pg", "-pi", "-ps", "-pf"};
 
-// ---- values ----------------------------------------------------------------------------------------------------
+// ---- values -----------------------------------------------------------------------------------------------
 // is the whole of text one number, in plain decimal? No nan, inf, hexadecimal, blanks
 static int number_of(const char* text, double* x) {
     char* end;
@@ -260,7 +260,7 @@ static int value_set(TrainOptions* opts, const Option* o, const char* name, cons
     return 0;
 }
 
-// ---- names -----------------------------------------------------------------------------------------------------
+// ---- names ------------------------------------------------------------------------------------------------
 // the option that arg names: -x, --long, or --long=value, of which *value is set
 static const Option* option_of(const char* arg, const char** value) {
     for (size_t i = 0; i < NOPTIONS; i++) {
@@ -301,7 +301,7 @@ static int unknown_option(const char* arg, char err[TRAIN_ERR]) {
     return train_error(err, "unknown option '%s'; --help lists all", arg);
 }
 
-// ---- the whole line --------------------------------------------------------------------------------------------
+// ---- the whole line ---------------------------------------------------------------------------------------
 // what no single option can tell
 static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
     const long long tokens = (long long)o->batch * o->seq_len;
@@ -386,7 +386,7 @@ void options_help(FILE* out, const char* program) {
     }
 }
 
-// ---- models ----------------------------------------------------------------------------------------------------
+// ---- models -----------------------------------------------------------------------------------------------
 typedef struct {
     int n, L, C, NH; // n: the number in the descriptor
 } Family;

@@ -1,4 +1,4 @@
-/* options.h -- the command line of train_gpt: llm.c's flags with llm.c's defaults, long names, and this program's own.
+/* options.h -- the command line of train_gpt: llm.c's flags and defaults, long names, this program's own.
  *
  * One table (options.c) drives parsing, checking and --help, so help is true. Tests: dev/test/test_train.c.
  */
@@ -62,8 +62,8 @@ typedef struct {
 
 /* options_parse -- argv into o, defaults where nothing is said.
  *
- * `-x 5`, `--max-steps 5` and `--max-steps=5` are the same. With --help nothing after it is looked at: o->help is 1.
- * Errors: -1 with one line in err that names option and value and says what would work.
+ * `-x 5`, `--max-steps 5` and `--max-steps=5` are the same. With --help nothing after it is looked at:
+ * o->help is 1. Errors: -1 with one line in err that names option and value and says what would work.
  */
 int options_parse(TrainOptions* o, int argc, char** argv, char err[TRAIN_ERR]);
 
@@ -72,8 +72,8 @@ void options_help(FILE* out, const char* program);
 
 /* model_parse -- what -e says, as sizes.
  *
- * text     d12 = gpt2:d12, gpt3:c768 (llm.c's families), or L=4,C=128,NH=4,V=256,maxT=256 in any order (V 50257, maxT
- *          1024 if not given), or a file that ends in .bin
+ * text     d12 = gpt2:d12, gpt3:c768 (llm.c's families), or L=4,C=128,NH=4,V=256,maxT=256 in any order (V
+ *          50257, maxT 1024 if not given), or a file that ends in .bin
  * Returns 0: c is set. 1: it is a file's name, and c is not set. -1: err says what is wrong.
  */
 int model_parse(const char* text, GPTConfig* c, char err[TRAIN_ERR]);

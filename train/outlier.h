@@ -1,4 +1,4 @@
-/* outlier.h -- how unusual a value is among the last 128: the z-scores of loss and gradient norm. As llm.c. */
+// outlier.h -- how unusual a value is among the last 128: the z-scores of loss and gradient norm, as llm.c
 #ifndef OUTLIER_H
 #define OUTLIER_H
 #ifdef __cplusplus
@@ -16,8 +16,8 @@ typedef struct {
 
 /* outlier_update -- takes x into the window and returns its z-score there: (x - mean) / standard deviation.
  *
- * NaN until the window has been filled by 128 earlier values; 0 when all of them are equal. A value that is not finite
- * is not taken in (the sums would never recover from it) and has z-score NaN.
+ * NaN until the window has been filled by 128 earlier values; 0 when all of them are equal. A value that is
+ * not finite is not taken in (the sums would never recover from it) and has z-score NaN.
  */
 double outlier_update(OutlierDetector* d, double x);
 

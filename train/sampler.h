@@ -1,4 +1,4 @@
-/* sampler.h -- draws the next token from logits. Every rank that has the same logits and coin draws the same token. */
+// sampler.h -- draws the next token from logits. All ranks with the same logits and coin draw the same one.
 #ifndef SAMPLER_H
 #define SAMPLER_H
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// schedule.c -- the learning rate of a step. See schedule.h. In fp32 and in llm.c's order, so that curves are the same.
+// schedule.c -- the learning rate of a step, in fp32 and in llm.c's order: the same numbers. See schedule.h.
 #include "train/schedule.h"
 #include <math.h>
 

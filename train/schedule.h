@@ -18,8 +18,9 @@ typedef struct {
 
 /* schedule_lr -- learning rate of step 0, 1, ..., nsteps - 1.
  *
- * After the warmup: cosine and linear fall from lr to lr * final_fraction, which step nsteps would have; wsd stays at
- * lr until 80 % of the steps are done, then falls by the square root. Steps beyond nsteps have the final rate.
+ * After the warmup: cosine and linear fall from lr to lr * final_fraction, which step nsteps would have; wsd
+ * stays at lr until 80 % of the steps are done, then falls by the square root. Steps beyond nsteps have the
+ * final rate.
  */
 float schedule_lr(const Schedule* s, int step);
 

@@ -1,6 +1,7 @@
 /* tensors.c -- the parameter table of a GPT, and which part of each tensor a rank holds. See tensors.h.
  *
- * A part is at most three runs of rows (q, k and v) of one range of columns. Everything follows from tensor_part.
+ * A part is at most three runs of rows (q, k and v) of one range of columns. Everything follows from
+ * tensor_part.
  */
 #include "train/tensors.h"
 
@@ -39,7 +40,8 @@ static size_t align_up(size_t n) {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-// places the tensors that are cut (or those that are not) one after the other from `at` on; returns where they end
+// places the tensors that are cut (or those that are not) one after the other from `at` on; returns where
+// they end
 static size_t arena_place(Tensors* ts, int is_cut, size_t at) {
     for (int i = 0; i < NTENSORS; i++) {
         Tensor* t = &ts->t[i];
