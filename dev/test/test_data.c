@@ -116,6 +116,7 @@ static void test_normal(void) {
                                     0x1.5d0610p-9};
     static const float want_c[4] = {0x1.5d2da4p+1, -0x1.080686p+0, -0x1.8e1418p-1, 0x1.4cafeep+0};
     static const float want_u[3] = {2745683.0f, 11786331.0f, 11392366.0f};
+    CHECK_AT("normal values");
     float a[41], b[5], c[4];
     for (int i = 0; i < 41; i++) {
         a[i] = NAN;
@@ -295,8 +296,8 @@ static void test_resume_errors(void) {
     free(f);
 }
 
-// A token beyond the 2^31st byte, in a sparse file of 4.2 GB; the position is set through the saved state, whose
-// layout doc/formats.md has.
+// A token beyond the 2^31st byte, in a sparse file of 4.2 GB; the position is set through the saved state, as
+// doc/formats.md lays it out.
 static void test_large(void) {
     enum { NTOK = 2100000000, BIG = 1000 };
     write_shard("large.bin", 0, BIG * BIG + 1, 2);
@@ -307,6 +308,7 @@ static void test_large(void) {
     CHECK(pwrite(fd, &ntok, 4, 8) == 4 && ftruncate(fd, nbytes) == 0);
     CHECK(pwrite(fd, last, sizeof last, nbytes - (off_t)sizeof last) == (ssize_t)sizeof last);
     close(fd);
+    CHECK_AT("large file");
     DataLoader dl = opened("large.bin", BIG, BIG, 0, 1, 0, 50257);
     // 2099 samples of 10^6 tokens, the tail dropped: put the end of the last sample to the end of the file
     CHECK(dl.shard_num_samples == 2099 && dl.ntok == NTOK);
@@ -381,6 +383,8 @@ static void test_shard_errors(void) {
     check_init_fails("negative.bin", 1, 1, 1, "-50 tokens", "header");
     write_header("size.bin", 20240520, 1, 51, 1124);
     check_init_fails("size.bin", 1, 1, 1, "has 1124 bytes", "1024 + 2*51 = 1126");
+    write_header("long.bin", 20240520, 1, 49, 1124);
+    check_init_fails("long.bin", 1, 1, 1, "has 1124 bytes", "1024 + 2*49 = 1122");
     write_header("size32.bin", 20240801, 7, 50, 1124);
     check_init_fails("size32.bin", 1, 1, 1, "has 1124 bytes", "1024 + 4*50 = 1224");
     // the second of two is wrong: found at open, not an epoch later
@@ -473,8 +477,8 @@ static void test_print(void) {
     char file[1024 + 16] = {0};
     uint32_t head[4] = {20240328, 2, 5, 0};
     memcpy(file, head, sizeof head);
-    memcpy(file + 1024, "\1A\1\a\1\n\3b\ac\1\x80",
-           12); // A, a bell, a newline, a bell among others, half a letter
+    // A, a bell, a newline, a bell and more, half a letter
+    memcpy(file + 1024, "\1A\1\a\1\n\3\abc\1\x80", 12);
     write_file("p.bin", file, 1024 + 12);
     Tokenizer tk;
     char err[DATA_ERR_NBYTES] = "", got[64] = {0};
@@ -488,7 +492,7 @@ static void test_print(void) {
     rewind(out);
     size_t n = fread(got, 1, sizeof got - 1, out);
     fclose(out);
-    CHECK(n == 9 && strcmp(got, "A\nb\ac5 3 ") == 0);
+    CHECK(n == 9 && strcmp(got, "A\n\abc5 3 ") == 0);
 }
 
 static void check_tokenizer_fails(const char* name, const char* text, const char* more) {
@@ -524,7 +528,15 @@ static void test_tokenizer_errors(void) {
     check_tokenizer_fails("t.bin", "token 0 of 300 has no bytes", "");
 }
 
+// the lowest number that a file opened now would get
+static int next_fd(void) {
+    int fd = dup(0);
+    close(fd);
+    return fd;
+}
+
 int main(void) {
+    int fd = next_fd();
     const char* tmp = getenv("TMPDIR");
     snprintf(dir, sizeof dir, "%s/test_data_XXXXXX", tmp ? tmp : "/tmp");
     CHECK(mkdtemp(dir) != NULL);
@@ -544,6 +556,8 @@ int main(void) {
     test_tokenizer();
     test_print();
     test_tokenizer_errors();
+    CHECK_AT("at the end");
+    CHECK(next_fd() == fd); // every file was closed
     char clean[300];
     snprintf(clean, sizeof clean, "rm -rf '%s'", dir);
     CHECK(system(clean) == 0);
