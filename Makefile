@@ -23,6 +23,7 @@ NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
 NEUTRAL := $(wildcard flashoverlap/*.c train/*.c data/*.c)
 LIB     := $(NEUTRAL:%=$(B)/%.o) $(patsubst %,$(B)/%.o,$(filter-out $(NO_MPI),$(wildcard flashoverlap/cpu/*.c)))
 TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) $(B)/test_gpt
+SCRIPTS := $(filter-out dev/test/run.sh,$(wildcard dev/test/*.sh dev/test/*.py))
 BENCHES := $(patsubst %.c,$(B)/%,$(wildcard dev/bench/*.c))
 
 ifeq ($(MPI),1)
@@ -71,8 +72,8 @@ quickstart: deps ## train a small GPT on real text with 4 ranks, then compare no
 	@$(SUB) train_gpt && bash scripts/quickstart.sh
 test: deps ## all tests, in BF16 and FP32 builds
 	@$(SUB) run-tests && $(SUB) PRECISION=FP32 run-tests-fp32
-run-tests: tests
-	@B=$(B) bash dev/test/run.sh $(TESTS) $(wildcard dev/test/*_test.sh)
+run-tests: tests benches
+	@B=$(B) bash dev/test/run.sh $(TESTS) $(SCRIPTS)
 run-tests-fp32: tests
 	@B=$(B) bash dev/test/run.sh $(filter-out %_mpi,$(TESTS))
 asan: ## the tests under AddressSanitizer and UBSan

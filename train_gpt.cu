@@ -6,7 +6,6 @@
  */
 #include <math.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +17,7 @@
 #include "train/logger.h"
 #include "train/options.h"
 #include "train/outlier.h"
+#include "train/report.h"
 #include "train/rng.h"
 #include "train/sampler.h"
 #include "train/schedule.h"
@@ -714,71 +714,33 @@ static int check_run(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) 
     return 0;
 }
 
-__attribute__((format(printf, 2, 3))) static void row(const char* name, const char* fmt, ...) {
-    char value[256];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(value, sizeof value, fmt, ap);
-    va_end(ap);
-    printf("| %-21s | %-50s |\n", name, value);
-}
-
-static void rule(void) {
-    printf("+-----------------------+----------------------------------------------------+\n");
-}
-
-static void print_options(const TrainOptions* opt) {
-    rule();
-    row("Parameter", "Value");
-    rule();
-    row("train data pattern", "%s", opt->train_data);
-    row("val data pattern", "%s", opt->val_data);
-    row("output log dir", "%s", opt->out[0] ? opt->out : "NULL");
-    row("checkpoint_every", "%d", opt->checkpoint_every);
-    row("resume", "%d", opt->resume);
-    row("micro batch size B", "%d", opt->batch);
-    row("sequence length T", "%d", opt->seq_len);
-    row("total batch size", "%d", opt->total_batch);
-    row("learning rate (LR)", "%e", (double)opt->lr);
-    row("warmup iterations", "%d", opt->warmup);
-    row("final LR fraction", "%e", (double)opt->final_lr_fraction);
-    row("weight decay", "%e", (double)opt->weight_decay);
-    row("max_steps", "%d", opt->max_steps);
-    row("val_loss_every", "%d", opt->val_every);
-    row("val_max_steps", "%d", opt->val_batches);
-    row("sample_every", "%d", opt->sample_every);
-    row("genT", "%d", opt->sample_length);
-    row("overfit_single_batch", "%d", opt->overfit);
-    rule();
-}
-
 static void print_model(const Trainer* tr, const GPT* g) {
     const TrainOptions* opt = tr->opt;
     GPTConfig c = g->config;
-    row("device", "%s", fo_device_name(g->device));
-    row("peak TFlops", "%.3f", tr->peak_tflops);
-    row("precision", "%s", FO_FLOATX == FO_BF16 ? "BF16" : "FP32");
-    rule();
-    row("weight init method", "%s", opt->model);
-    row("max_sequence_length T", "%d", c.maxT);
-    row("vocab_size V", "%d", c.V);
-    row("padded_vocab_size Vp", "%d", c.Vp);
-    row("num_layers L", "%d", c.L);
-    row("num_heads NH", "%d", c.NH);
-    row("channels C", "%d", c.C);
-    row("num_parameters", "%zu", g->ts.ntotal);
-    rule();
-    row("tensor parallel ranks", "%d, as %s", g->P,
-        strcmp(fo_group_transport(tr->world), "mpi") ? "threads" : "processes");
-    row("sequence parallel", "%d, %s", opt->sp,
-        opt->batch % g->P ? "zig-zag shards" : "whole-sequence shards");
-    row("overlap", "%s:%d %s, %s on the wire", fo_mode_name(opt->overlap.mode), g->chunks,
-        opt->topology == FO_RING ? "ring" : "direct", opt->wire == FO_BF16 ? "bf16" : "fp32");
+    report_row("device", "%s", fo_device_name(g->device));
+    report_row("peak TFlops", "%.3f", tr->peak_tflops);
+    report_row("precision", "%s", FO_FLOATX == FO_BF16 ? "BF16" : "FP32");
+    report_rule();
+    report_row("weight init method", "%s", opt->model);
+    report_row("max_sequence_length T", "%d", c.maxT);
+    report_row("vocab_size V", "%d", c.V);
+    report_row("padded_vocab_size Vp", "%d", c.Vp);
+    report_row("num_layers L", "%d", c.L);
+    report_row("num_heads NH", "%d", c.NH);
+    report_row("channels C", "%d", c.C);
+    report_row("num_parameters", "%zu", g->ts.ntotal);
+    report_rule();
+    report_row("tensor parallel ranks", "%d, as %s", g->P,
+               strcmp(fo_group_transport(tr->world), "mpi") ? "threads" : "processes");
+    report_row("sequence parallel", "%d, %s", opt->sp,
+               opt->batch % g->P ? "zig-zag shards" : "whole-sequence shards");
+    report_row("overlap", "%s:%d %s, %s on the wire", fo_mode_name(opt->overlap.mode), g->chunks,
+               opt->topology == FO_RING ? "ring" : "direct", opt->wire == FO_BF16 ? "bf16" : "fp32");
     if (opt->link.gbytes_s > 0.0) {
-        row("link (emulated)", "%g GB/s, %g us", opt->link.gbytes_s, opt->link.us);
+        report_row("link (emulated)", "%g GB/s, %g us", opt->link.gbytes_s, opt->link.us);
     }
-    if (opt->pace > 0.0) { row("pace (emulated)", "%g TFLOP/s a rank", opt->pace); }
-    rule();
+    if (opt->pace > 0.0) { report_row("pace (emulated)", "%g TFLOP/s a rank", opt->pace); }
+    report_rule();
 }
 
 // bytes of this rank's arrays; what a rank needs beside them is the libraries' and the threads'
@@ -1068,10 +1030,10 @@ static void rank_open(Trainer* tr, char err[TRAIN_ERR]) {
 static void print_start(const Trainer* tr) {
     const GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
-    print_options(opt);
+    report_options(opt);
     print_model(tr, g);
-    row("train_num_batches", "%d", tr->nsteps);
-    rule();
+    report_row("train_num_batches", "%d", tr->nsteps);
+    report_rule();
     if (fo_device_hint(g->device)) { printf("note: %s\n", fo_device_hint(g->device)); }
     if (g->config.NH % g->P) {
         printf("note: %d heads over %d ranks: some have one more\n", g->config.NH, g->P);
@@ -1120,7 +1082,7 @@ static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
     memset(&c, 0, sizeof c);
     memset(&g, 0, sizeof g);
     if (find_model(opt, &c, path, &step, err) || check_run(opt, c, err)) { return -1; }
-    print_options(opt);
+    report_options(opt);
     printf("%-10s %6s %20s %20s %20s\n", "tensor", "layers", "shape", "on rank 0", "parameters");
     gpt_sizes(&g, c, opt, P, 0);
     for (int i = 0; i < NTENSORS; i++) {

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs each test program and closes with the sum of their 'N passed, N failed'.
-# A program tries 1, 2, 3 and 4 ranks by itself, as threads. Only test_*_mpi needs processes: it is run at each count.
+# Scripts (.sh, .py) close in the same way. A program tries 1, 2, 3 and 4 ranks by itself, as threads. Only test_*_mpi needs processes: it is run at each count.
 # One that ends without its closing line, or runs longer than LIMIT seconds, counts as one failed.
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -22,6 +22,10 @@ run() {
 for t in "$@"; do
     if [[ $t == *_mpi ]]; then
         for np in 1 2 3 4; do ASAN_OPTIONS=detect_leaks=0 run ${MPIRUN:-mpirun --oversubscribe} -np $np "$t"; done
+    elif [[ $t == *.sh ]]; then
+        run bash "$t"
+    elif [[ $t == *.py ]]; then
+        run python3 "$t"
     else
         run "$t"
     fi
