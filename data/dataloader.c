@@ -45,6 +45,7 @@ const char* data_file_kind(const void* head, size_t nbytes) {
         {20240326, "a model checkpoint"}, {20240803, "a Llama model checkpoint"},
         {20240327, "a debug state"},      {20240328, "a tokenizer"},
         {20240522, "a HellaSwag set"},    {20240527, "an optimizer state of llm.c"},
+        {20261129, "an optimizer state"},
     };
     static const struct {
         const char* start;

@@ -473,6 +473,37 @@ static void test_tokenizer(void) {
     }
 }
 
+static void test_encode(void) {
+    char file[1024 + 32] = {0};
+    uint32_t head[4] = {20240328, 2, 8, 0};
+    memcpy(file, head, sizeof head);
+    memcpy(file + 1024, "\1a\1b\1c\2ab\2bc\3abc\2aa\1d", 21);
+    write_file("e.bin", file, 1024 + 21);
+    static const struct {
+        const char* text;
+        int most, n, id[5];
+    } want[] = {
+        {"", 9, 0, {0}},
+        {"abc", 9, 1, {5}},            // ab before bc, since it is the older merge; then the two
+        {"bcab", 9, 2, {4, 3}},        // two merges that do not touch
+        {"aaa", 9, 2, {6, 0}},         // of two equal ones the first
+        {"dcaab", 9, 4, {7, 2, 0, 3}}, // ab is older than aa
+        {"dcaab", 2, 2, {7, 2}},       // cut
+        {"abx", 9, -1, {0}},           // x has no token
+    };
+    Tokenizer tk;
+    char err[DATA_ERR_NBYTES] = "";
+    CHECK(tokenizer_init(&tk, in_dir("e.bin"), err) == 0);
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        int ids[9] = {-7, -7, -7, -7, -7, -7, -7, -7, -7};
+        CHECK_AT("'%s' to at most %d tokens", want[i].text, want[i].most);
+        int n = tokenizer_encode(&tk, want[i].text, ids, want[i].most);
+        CHECK(n == want[i].n && ids[n < 0 ? 0 : n] == -7);
+        CHECK_BITS(ids, want[i].id, (size_t)(n < 0 ? 0 : n) * sizeof(int));
+    }
+    tokenizer_free(&tk);
+}
+
 static void test_print(void) {
     char file[1024 + 16] = {0};
     uint32_t head[4] = {20240328, 2, 5, 0};
@@ -554,6 +585,7 @@ int main(void) {
     test_shard_errors();
     test_other_errors();
     test_tokenizer();
+    test_encode();
     test_print();
     test_tokenizer_errors();
     CHECK_AT("at the end");
