@@ -1,0 +1,67 @@
+// test_comm_mpi.c -- fo_comm.h among ranks that are processes: run by mpirun with 1, 2, 3 and 4 of them. With
+// one, ranks are threads, and what remains to be tested is how long they wait for each other.
+#include "dev/test/comm_cases.h"
+#include "flashoverlap/cpu/comm.h" // patience_s
+
+static void run_cases(FoGroup* g, void* arg) {
+    const int* launched = arg;
+    CHECK(fo_group_size(g) == *launched);
+    CHECK(strcmp(fo_group_transport(g), *launched > 1 ? "mpi" : "local") == 0);
+    double start = fo_now();
+    if (fo_group_rank(g) == 0) { usleep(200000); }
+    fo_group_barrier(g);
+    CHECK(fo_now() - start > 0.15 || fo_group_rank(g) > 0);
+    all_cases(g, 1000, 64u << 20);
+}
+
+// ---- patience ---------------------------------------------------------------------------------------------
+typedef enum { RECEIVES, SENDS, AT_BARRIER } Wait;
+
+static void run_wait(FoGroup* g, void* arg) {
+    Wait wait = *(Wait*)arg;
+    int r = fo_group_rank(g), P = fo_group_size(g);
+    g->patience_s = 0.5;
+    if (wait == AT_BARRIER && r == 0) { return; }
+    if (wait == AT_BARRIER) { fo_group_barrier(g); }
+    FoDevice* d = fo_device_open(r, P);
+    FoStream* s = fo_stream_create(d, "comm");
+    char* p = fo_malloc(d, 4096);
+    fo_comm_begin(g, s);
+    if (wait == RECEIVES && r == 0) { fo_recv(g, p, 4096, 2); }
+    if (wait == SENDS && r == 0) { fo_send(g, p, 4096, 1); }
+    fo_comm_end(g);
+    fo_stream_sync(s);
+    usleep(5000000);
+}
+
+static void waits(Wait wait) {
+    fo_ranks_run(3, run_wait, &wait);
+}
+
+// a peer that comes late, but within patience, is waited for; the time of an emulated link doesn't count
+static void run_late(FoGroup* g, void* arg) {
+    (void)arg;
+    Rank k = {.g = g, .P = fo_group_size(g), .r = fo_group_rank(g)};
+    k.d = fo_device_open(k.r, k.P);
+    k.s = fo_stream_create(k.d, "comm");
+    g->patience_s = 0.5;
+    if (k.r == 0) { usleep(250000); }
+    case_ring(&k, 1000, 1);
+    fo_group_link(g, 2e-6, 0.0); // the 1000 bytes take 0.5 s, and a second one behind them as long again
+    case_ring(&k, 1500, 1);
+    fo_stream_destroy(k.s);
+    fo_device_close(k.d);
+}
+
+int main(void) {
+    int launched = fo_ranks_launched();
+    if (launched == 1) {
+        CHECK_DIES(waits(RECEIVES), "[rank 0]");
+        CHECK_DIES(waits(RECEIVES), "waited 0.5 s for 4096 bytes from rank 2");
+        CHECK_DIES(waits(SENDS), "waited 0.5 s for rank 1 to receive 4096 bytes");
+        CHECK_DIES(waits(AT_BARRIER), "waited 0.5 s at a barrier for rank 0");
+        fo_ranks_run(3, run_late, NULL);
+    }
+    fo_ranks_run(launched, run_cases, &launched);
+    return check_report();
+}
