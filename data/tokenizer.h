@@ -31,7 +31,7 @@ const char* tokenizer_decode(const Tokenizer* tk, int id, size_t* nbytes);
  * Byte pair encoding: the pair of neighbours whose union is the token of the lowest id becomes that token,
  * until none is left. GPT-2 numbers its tokens in the order of its merges, so this needs no list of them. Its
  * cutting of text into words before is left out: the ids differ from its own where an apostrophe opens a word
- * (10 of 605 lines of Shakespeare, and nothing else did), never the text that they stand for. For prompts, not
+ * (10 of 605 lines of Shakespeare; nothing else did), never the text that they stand for. For prompts, not
  * for data: each merge looks through the whole vocabulary.
  */
 int tokenizer_encode(const Tokenizer* tk, const char* text, int* ids, int most);
