@@ -115,8 +115,8 @@ void fo_fetch_encoder_forward(floatX* out, const floatX* table, const floatX* wp
     floatX* pack = (floatX*)st->partial;     // [give, C]
     floatX* fetched = (floatX*)st->received; // [need, C]
     fo_gather_rows(pack, table, f->idx, f->give[plan->P], C, o->compute);
-    if (!o->marked) { fo_event_record(o->ready, o->compute); }
-    o->marked = 0;
+    o->marked = 0; // a mark made before this call can't speak for the rows packed in it
+    fo_event_record(o->ready, o->compute);
     fo_stream_wait(o->comm, o->ready, NULL); // rows packed, fetched read to its end | first exchange
     for (int e = 0; e < plan->nexchanges; e++) {
         int to = plan->exchanges[e].send_to, from = plan->exchanges[e].recv_from;
@@ -143,6 +143,7 @@ void fo_fetch_encoder_backward_begin(const floatX* dout, FoFetch* f, FoStaging* 
         floatX* dst = p == plan->r ? rows + f->give[p] * (size_t)C : pack + f->need[p] * (size_t)C;
         fo_gather_rows(dst, dout, f->tok + f->need[p], ngroup(f->need, p), C, o->compute);
     }
+    o->marked = 0;
     fo_event_record(o->ready, o->compute);
     fo_stream_wait(o->comm, o->ready, NULL); // gradient rows packed, `rows` read to its end | first exchange
     for (int e = 0; e < plan->nexchanges; e++) {

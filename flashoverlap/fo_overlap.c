@@ -74,12 +74,12 @@ static void start(FoOverlap* o) {
     fo_stream_wait(o->comm, o->ready, NULL); // own rows written, buffers read to their end | first exchange
 }
 
-static void queue_exchange(FoOverlap* o, int e, const Buffers* b, int wait_compute) {
+static void queue_exchange(FoOverlap* o, int e, const Buffers* b, int is_computed) {
     const FoPlan* plan = &o->plan;
     const FoExchange* x = &plan->exchanges[e];
-    if (wait_compute && x->after_computes > 0) {
-        fo_stream_wait(o->comm, o->computed[x->after_computes - 1],
-                       NULL); // the chunk is computed | it leaves
+    int k = x->after_computes - 1; // without fn (is_computed 0) only a ring's adds have something to wait for
+    if (k >= 0 && (is_computed || plan->computes[k].add)) {
+        fo_stream_wait(o->comm, o->computed[k], NULL); // the chunk is computed | it leaves
     }
     size_t slot = plan->kind == FO_ALLGATHER ? (size_t)x->recv : received_slot(plan, x->recv, x->recv_from);
     fo_comm_begin(o->group, o->comm);
