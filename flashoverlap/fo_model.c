@@ -22,6 +22,7 @@ double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double comp
     if (mode == FO_NONE || P < 2) { return T; }
     if (m < 1) { m = 1; }
     if (mode == FO_SLICE) { return T / m + (double)(m - 1) / m * positive(T - W); }
-    // the first send of a reduce-scatter leaves after its own sub-chunk; a gather's last one is computed after its
+    // the first send of a reduce-scatter leaves after its own sub-chunk; a gather's last one is computed
+    // after its
     return positive(T - ((double)P - 1.0 / m) * W / P);
 }

@@ -1,11 +1,12 @@
 /* fo_model.h -- the time model: how long a collective takes, and how much of it each schedule leaves exposed.
  *
- * Pure functions of seconds, nothing measured here. dev/test/test_model.c checks them against a simulation of the plans
- * of fo_plan.h; dev/bench/bench_overlap.c prints them beside what it measures.
+ * Pure functions of seconds, nothing measured here. dev/test/test_model.c checks them against a simulation of
+ * the plans of fo_plan.h; dev/bench/bench_overlap.c prints them beside what it measures.
  *
- * Words    one collective beside the computation that is to hide it, on one of P ranks. shard_s: seconds in which a
- *          link moves a rank's shard (S/P bytes); T = (P-1) * shard_s, the collective alone; W, compute_s: the
- *          computation alone, all P shards of it.
+ * Words    one collective beside the computation that is to hide it, on one of P ranks.
+ *          shard_s: seconds in which a link moves a rank's shard (S/P bytes);
+ *          T = (P-1) * shard_s: the collective alone;
+ *          W, compute_s: the computation alone, all P shards of it.
  */
 #ifndef FO_MODEL_H
 #define FO_MODEL_H
@@ -29,9 +30,9 @@ double fo_model_compute_s(double flops, double tflops);
  *   slice m   T/m + (m-1)/m * max(0, T - W)              the first or last slice has nothing to hide under
  *   flash m   max(0, T - (P - 1/m) * W/P)                all but one sub-chunk's computation hides it
  *
- * The same for all-gather and reduce-scatter, direct and ring. It is what the plans do with equal chunks and no
- * contention, but for one: a ring's sliced reduce-scatter with shard_s > W/P takes up to W/10 longer. The final sum of a
- * reduce-scatter, a ring's adds and the loss of speed of small chunks are not in it.
+ * The same for all-gather and reduce-scatter, direct and ring. It is what the plans do with equal chunks and
+ * no contention, but for one: a ring's sliced reduce-scatter with shard_s > W/P takes up to W/10 longer. The
+ * final sum of a reduce-scatter, a ring's adds and the loss of speed of small chunks are not in it.
  * Errors   none: one rank (P < 2) has nothing to send, 0; m below 1 counts as 1.
  */
 double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double compute_s);

@@ -1,9 +1,10 @@
 /* bench_overlap.c -- how much communication each schedule leaves exposed: a layer's forward pass, measured.
  *
- * The MLP layer (gather -> fc1, GELU -> fc2 -> reduce-scatter) and the attention layer (gather -> QKV -> attention ->
- * projection -> reduce-scatter) run on the primitives of fo_overlap.h, the executor that trains, under every mode in
- * turn. Ranks are threads, the link is emulated, and unless --unpaced each GEMM lasts a given time, so that a rank
- * behaves like an accelerator. dev/bench/README.md says how to read the tables; bench_overlap --help the options.
+ * The MLP layer (gather -> fc1, GELU -> fc2 -> reduce-scatter) and the attention layer (gather -> QKV ->
+ * attention -> projection -> reduce-scatter) run on the primitives of fo_overlap.h, the executor that trains,
+ * under every mode in turn. Ranks are threads, the link is emulated, and unless --unpaced each GEMM lasts a
+ * given time, so that a rank behaves like an accelerator. dev/bench/README.md says how to read the tables;
+ * bench_overlap --help the options.
  */
 #include "flashoverlap/fo_model.h"
 #include "flashoverlap/fo_overlap.h"
@@ -85,7 +86,7 @@ static int width2(const Table* t) {
     return (t->op == MLP ? 4 : 1) * t->C / t->P;
 }
 
-// ---- the layer -------------------------------------------------------------------------------------------------
+// ---- the layer --------------------------------------------------------------------------------------------
 static void fc1_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
     const Rank* k = (const Rank*)ctx;
     size_t C = (size_t)k->t->C, w = (size_t)width1(k->t), at = row0 * w;
@@ -142,7 +143,7 @@ static void queue_part(Rank* k, int part) {
     }
 }
 
-// ---- measuring -------------------------------------------------------------------------------------------------
+// ---- measuring --------------------------------------------------------------------------------------------
 static int compare_doubles(const void* a, const void* b) {
     double x = *(const double*)a, y = *(const double*)b;
     return (x > y) - (x < y);
@@ -408,7 +409,7 @@ static void rank_body(FoGroup* g, void* arg) {
     free(k);
 }
 
-// ---- report ----------------------------------------------------------------------------------------------------
+// ---- report -----------------------------------------------------------------------------------------------
 static double layer_median(const Table* t, int i) {
     return quantile(t->layer_ms[i], t->rounds, 0.5);
 }
@@ -483,7 +484,7 @@ static void print_table(const Table* t) {
     fflush(stdout);
 }
 
-// ---- demands ---------------------------------------------------------------------------------------------------
+// ---- demands ----------------------------------------------------------------------------------------------
 typedef enum { EXPOSED_OF, EXPOSED_OF_T, LAYER_OF, OFF_MODEL } Measure;
 
 // what is demanded of a table: a measure of one mode, in relation to that of another
@@ -497,8 +498,8 @@ typedef struct {
     double limit;
 } Demand;
 
-/* dev/bench/README.md says what was measured and what broken schedules reach. none's and slice:4's own exposure are
- * held to what they must be, too: a slow baseline would flatter flash.
+/* dev/bench/README.md says what was measured and what broken schedules reach. none's and slice:4's own
+ * exposure are held to what they must be, too: a slow baseline would flatter flash.
  */
 static const Demand DEMANDS[] = {
     {MLP, 1, "flash:1", EXPOSED_OF, "none", 0, 0.08},
@@ -558,7 +559,7 @@ static int judge(const Table* t) {
     return failed;
 }
 
-// ---- JSON ------------------------------------------------------------------------------------------------------
+// ---- JSON -------------------------------------------------------------------------------------------------
 static void write_list(FILE* f, const char* name, const double* v, int n) {
     fprintf(f, "\"%s\": [", name);
     for (int i = 0; i < n; i++) {
@@ -594,7 +595,7 @@ static void write_json(FILE* f, const Table* tables, int n) {
     fprintf(f, "\n]\n");
 }
 
-// ---- options ---------------------------------------------------------------------------------------------------
+// ---- options ----------------------------------------------------------------------------------------------
 static const char* const HELP =
     "usage: bench_overlap [options]      without options: the paced MLP and attention layers at P=4, the "
     "unpaced MLP\n"
@@ -751,7 +752,8 @@ static void init_table(Table* t, const Options* o, Op op, int unpaced) {
     if (unpaced && op == MLP) { modes = o->check ? "none,flash:2" : "none,slice:4,flash:1,flash:2"; }
     t->op = op;
     t->P = o->ranks ? o->ranks : unpaced ? 2 : 4;
-    // paced sizes keep the cores mostly idle, so that a neighbour does no harm; unpaced ones keep the GEMMs efficient
+    // paced sizes keep the cores mostly idle, so that a neighbour does no harm; unpaced ones keep the GEMMs
+    // efficient
     t->N = unpaced ? 4096 : op == ATTENTION ? 512 * (size_t)t->P : 1024;
     t->N -= t->N % (size_t)(8 * t->P);
     t->C = unpaced ? 1024 : 256;
@@ -771,6 +773,9 @@ static void init_table(Table* t, const Options* o, Op op, int unpaced) {
 
 static int choose_tables(Table* tables, const Options* o) {
     int n = 0, all = !o->op || strcmp(o->op, "all") == 0, suite = !o->op && !o->unpaced && !o->sized;
+    if (o->check && o->rounds > 0 && o->rounds < 7) {
+        fo_quit(1, "--check --rounds %d: want at least 7 rounds", o->rounds);
+    }
     if (o->unpaced && o->gemm_ms > 0.0) { fo_quit(1, "--unpaced and --gemm-ms: want one of them"); }
     if (o->ratio > 0.0 && o->gbytes_s > 0.0) { fo_quit(1, "--ratio and --link: want one of them"); }
     if (all || strcmp(o->op, "mlp") == 0) { init_table(&tables[n++], o, MLP, o->unpaced); }

@@ -36,6 +36,7 @@ refused "--channels 320" --op attention --channels 320
 refused "row:1" --op mlp --modes none,row:1
 refused "twice" --op mlp --modes none,none
 refused "want one of them" --unpaced --gemm-ms 3
+refused "at least 7" --check --rounds 3
 refused "--json /nowhere/at/all" --json /nowhere/at/all
 check --op mlp
 check --op attention

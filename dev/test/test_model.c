@@ -1,8 +1,8 @@
 /* test_model.c -- the closed forms of fo_model.h against a simulation of the plans themselves.
  *
- * The simulation knows nothing of modes: it walks both lists of all ranks' plans, an exchange starts when the rank's
- * previous one is done and its computes are, a message when both of its ends have started, and a compute when what it
- * waits for is done. What the compute lists stood waiting must be what the model says.
+ * The simulation knows nothing of modes: it walks both lists of all ranks' plans, an exchange starts when the
+ * rank's previous one is done and its computes are, a message when both of its ends have started, and a
+ * compute when what it waits for is done. What the compute lists stood waiting must be what the model says.
  */
 #include "flashoverlap/fo_model.h"
 #include "dev/test/check.h"
@@ -23,7 +23,8 @@ static double later(double a, double b) {
     return a > b ? a : b;
 }
 
-// the start of the exchange of rank `from` that sends to `to` as its n-th, or that of `to` that receives it; -1: none yet
+// the start of the exchange of rank `from` that sends to `to` as its n-th, or that of `to` that receives it;
+// -1: none yet
 static double posted(const Rank* k, int peer, int n, int sends) {
     for (int e = 0; e < k->nstarted; e++) {
         const FoExchange* x = &k->plan.exchanges[e];
@@ -116,8 +117,8 @@ static void compare(FoKind kind, FoMode mode, int m, FoTopology topology, int P)
         CHECK_AT("%s %s m=%d %s P=%d t_m/t_c=%g: model %.6f simulated %.6f",
                  kind == FO_ALLGATHER ? "ag" : "rs", fo_mode_name(mode), m,
                  topology == FO_DIRECT ? "direct" : "ring", P, ratios[i], got, want);
-        // a ring's adds stand between the next slice's computes: where messages outlast chunks they hold those up, and
-        // the model is a lower bound
+        // a ring's adds stand between the next slice's computes: where messages outlast chunks they hold
+        // those up, and the model is a lower bound
         int held_up = kind == FO_REDUCESCATTER && mode == FO_SLICE && topology == FO_RING && ratios[i] > 1.0;
         CHECK(held_up ? want >= got - 1e-9 * W && want <= got + 0.1 * W : fabs(got - want) <= 1e-9 * W);
     }
