@@ -287,7 +287,7 @@ static void case_link(Rank* k) {
     const double MARGIN = 4e-3; // a wire time is 10.5 ms: less than half of that
     const int nobody[] = {-1}, even = k->r % 2 == 0;
     unsigned char* src = device_bytes(k, NBYTES, k->r, 0, 5);
-    unsigned char* dst = device_bytes(k, NBYTES * (size_t)FO_MAX_RANKS, -1, 0, 0);
+    unsigned char* dst = device_bytes(k, 2 * NBYTES, -1, 0, 0);
     fo_group_link(k->g, GBYTES_S, US);
     CHECK(fabs(fo_group_message_s(k->g, NBYTES) - (LATENCY + WIRE)) < 1e-9);
     fo_group_measure(k->g, k->s);
@@ -320,10 +320,16 @@ static void case_link(Rank* k) {
         if (k->r == 1) { check_time(out, LATENCY + WIRE, MARGIN); }
     }
     if (k->P == 4) {
-        // two pairs at once do not disturb each other
+        // two pairs at once don't disturb each other
         int peer[] = {k->r ^ 1, -1};
         double one = link_s(k, src, dst, NBYTES, even ? peer : nobody, even ? nobody : peer, 1);
         check_time(one, LATENCY + WIRE, MARGIN);
+        // rank 0 sends to 1 and then to 2, to which 3 sends at once: what starts first is not held up
+        int zero_three[] = {0, 3, -1}, one_two[] = {1, 2, -1}, zero[] = {0, -1}, two[] = {2, -1};
+        const int* to[] = {one_two, nobody, nobody, two};
+        const int* from[] = {nobody, zero, zero_three, nobody};
+        double mixed = link_s(k, src, dst, NBYTES, to[k->r], from[k->r], 1);
+        check_time(mixed, LATENCY + (k->r == 0 || k->r == 2 ? 2 : 1) * WIRE, MARGIN);
     }
     case_ring(k, 1000, 1);
     case_all_pairs(k);

@@ -99,7 +99,7 @@ int main(void) {
     const int ranks[] = {1, 2, 3, 4, 8};
     for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
         int P = ranks[i], written[FO_MAX_RANKS] = {0};
-        Cases c = {.nexchanges = P < 8 ? 2000 : 500, .large_nbytes = P < 8 ? 64u << 20 : 8u << 20};
+        Cases c = {.nexchanges = P < 8 ? 1000 : 300, .large_nbytes = P == 2 ? 64u << 20 : 8u << 20};
         atomic_init(&c.nran, 0);
         fo_ranks_run(P, run_cases, &c);
         CHECK(atomic_load(&c.nran) == P);

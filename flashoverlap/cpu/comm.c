@@ -97,14 +97,22 @@ static void run_process(int P, int n, int rank, FoRankBody body, void* arg) {
     char message[256];
 #if FO_MPI
     FoGroup* g = group_new();
-    fo__mpi_open(g, n);
+    fo__mpi_open(g);
+    if (g->size != n) {
+        snprintf(
+            message, sizeof message,
+            "%d processes were started, but MPI counts %d: start them by the mpirun of the MPI that this was "
+            "built with",
+            n, g->size);
+        quit_first(rank, message);
+    }
     fo_die_rank(g->rank);
     if (P != n) {
         snprintf(
             message, sizeof message,
             "asked for %d rank%s, but %d processes were started: ask for %d ranks, or start %d process%s", P,
             P == 1 ? "" : "s", n, n, P, P == 1 ? "" : "es");
-        quit_first(rank, message);
+        quit_first(g->rank, message);
     }
     body(g, arg);
     group_close(g);

@@ -63,8 +63,8 @@ struct FoGroup {
 // P groups of one world, one for each thread that is a rank; each is closed by its transport
 void fo__local_open(FoGroup* groups[], int P);
 #if FO_MPI
-// starts MPI and fills in the group of this process; dies if MPI counts other than `launched` processes
-void fo__mpi_open(FoGroup* g, int launched);
+// starts MPI and fills in the group of this process
+void fo__mpi_open(FoGroup* g);
 #endif
 
 // how long g may wait for a peer in b: its patience, and what an emulated link may take for all that peers

@@ -128,7 +128,7 @@ static void send_begin(Progress* x) {
     }
 }
 
-// Request `which` of the send is done. Several may be at once: what is left is counted, not read off requests.
+// Request `which` of the send is done. Several may be at once: what is left is counted, not read off them.
 static void send_done(Progress* x, int which) {
     const FoSend* m = &x->b->sends[x->nsent];
     if (which == 1) {
@@ -233,7 +233,7 @@ static void abort_all(int status) {
 
 static const FoTransport MPI = {"mpi", mpi_exchange, mpi_barrier, mpi_close};
 
-void fo__mpi_open(FoGroup* g, int launched) {
+void fo__mpi_open(FoGroup* g) {
     State* state = calloc(1, sizeof *state);
     fo_require(state != NULL, "out of memory");
     int provided, before;
@@ -249,10 +249,6 @@ void fo__mpi_open(FoGroup* g, int launched) {
     mpi_check(MPI_Comm_set_errhandler(state->comm, MPI_ERRORS_RETURN));
     mpi_check(MPI_Comm_rank(state->comm, &g->rank));
     mpi_check(MPI_Comm_size(state->comm, &g->size));
-    fo_require(g->size == launched,
-               "%d processes were started, but MPI counts %d: start them by the mpirun of the MPI that this "
-               "was built with",
-               launched, g->size);
     mpi_check(MPI_Comm_split_type(state->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node));
     mpi_check(MPI_Comm_size(node, &g->nlocal));
     mpi_check(MPI_Comm_free(&node));
