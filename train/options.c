@@ -48,11 +48,11 @@ static const Option options[] = {
     {"-e",  "--model",      NAME, AT(model), "gpt2_124M_bf16.bin", 0, 0,
      "MODEL", "checkpoint.bin, d12, gpt2:d12, gpt3:c768, or L=4,C=128,NH=4,V=256,maxT=256", NULL},
     {"-o",  "--out",        NAME, AT(out), "", 0, 0,
-     "DIR", "folder for main.log and checkpoints", NULL},
+     "DIR", "folder for main.log and checkpoints; the last step writes one", NULL},
     {NULL,  "--tokenizer",  NAME, AT(tokenizer), "gpt2_tokenizer.bin", 0, 0,
      "FILE", "turns sampled tokens into text; without it their numbers are printed", NULL},
     {"-n",  "--checkpoint-every", INT, AT(checkpoint_every), "0", 0, INT_MAX,
-     "STEPS", "write a checkpoint, and one at the end; 0: none", NULL},
+     "STEPS", "write a checkpoint; 0: only at the end", NULL},
     {"-nk", "--keep-checkpoints", INT, AT(keep_checkpoints), "0", 0, INT_MAX,
      "N", "delete all but the newest N; 0: keep all", NULL},
     {"-nm", "--major-checkpoint-every", INT, AT(major_checkpoint_every), "0", 0, INT_MAX,
@@ -365,6 +365,8 @@ int options_parse(TrainOptions* o, int argc, char** argv, char err[TRAIN_ERR]) {
     return options_check(o, err);
 }
 
+#define HELP_INDENT "                                       " // as wide as the names
+
 void options_help(FILE* out, const char* program) {
     fprintf(out,
             "%s trains GPT-2 class models on P ranks, and hides what they say to each other.\n"
@@ -372,15 +374,17 @@ void options_help(FILE* out, const char* program) {
             program, program);
     for (size_t i = 0; i < NOPTIONS; i++) {
         const Option* o = &options[i];
-        char name[64], range[96];
+        const int is_number =
+            o->kind == INT || o->kind == INT_OR_ALL || o->kind == FLOAT || o->kind == DOUBLE;
+        char name[64], range[96] = "";
         if (o->heading) { fprintf(out, "\n%s:\n", o->heading); }
-        (void)snprintf(name, sizeof name, "%s%s%s %s", o->short_name ? o->short_name : "",
-                       o->short_name ? ", " : "    ", o->long_name, o->want);
-        fprintf(out, "  %-38s %s", name, o->help);
-        if (o->kind == INT || o->kind == INT_OR_ALL || o->kind == FLOAT || o->kind == DOUBLE) {
-            fprintf(out, " (%s; default %s)", range_of(o, range, sizeof range), o->fallback);
-        } else if (o->fallback[0]) {
-            fprintf(out, " (default %s)", o->fallback);
+        (void)snprintf(name, sizeof name, "%3s%s %s %s", o->short_name ? o->short_name : "",
+                       o->short_name ? "," : " ", o->long_name, o->want);
+        fprintf(out, "  %-36s%s%s", name, strlen(name) > 36 ? "\n" HELP_INDENT : " ", o->help);
+        if (is_number && strcmp(o->want, "0|1") != 0) { (void)range_of(o, range, sizeof range); }
+        if (o->fallback[0]) {
+            fprintf(out, "%s(%s%sdefault %s)", strlen(o->help) > 40 ? "\n" HELP_INDENT : " ", range,
+                    range[0] ? "; " : "", o->fallback);
         }
         fputc('\n', out);
     }

@@ -69,5 +69,5 @@ int sampler_draw(const float* logits, int V, float temperature, int top_k, float
         }
         wanted = (double)coin * sum;
     }
-    return token; // rounding left `below` short of a coin next to 1: the last token that has a chance
+    return token; // for a coin of 1, which none should be: the last token that has a chance
 }

@@ -149,6 +149,7 @@ static const struct {
     {NULL, "--sp", AT(sp), 'i', 1, NULL, "0", 0},
     {NULL, "--overlap", AT(overlap.m), 'i', 1, NULL, "slice:4", 4},
     {NULL, "--overlap", AT(overlap.mode), 'i', FO_FLASH, NULL, "none", FO_NONE},
+    {NULL, "--overlap", AT(overlap.mode), 'i', FO_FLASH, NULL, "slice:2", FO_SLICE},
     {NULL, "--topology", AT(topology), 'i', FO_DIRECT, NULL, "ring", FO_RING},
     {NULL, "--wire", AT(wire), 'i', FO_FLOATX, NULL, "fp32", FO_FP32},
     {NULL, "--link", AT(link.gbytes_s), 'd', 0, NULL, "12.5,3", 12.5},
@@ -238,6 +239,8 @@ static const char* const bad_lines[][3] = {
     {"--lr=", "--lr ''", "is not a number"},
     {"-l 1e999", "-l '1e999'", "out of range"},
     {"-l -1e-4", "-l '-1e-4'", "out of range"},
+    {"-l 3e-4-", "-l '3e-4-'", "is not a number"},
+    {"-b 4-4", "-b '4-4'", "not a whole number"},
     {"-l e", "-l 'e'", "is not a number"},
     {"-q 1.5", "-q '1.5'", "want 0 to 1"},
     {"--temperature -0.5", "--temperature '-0.5'", "want 0 to 100"},
@@ -319,8 +322,10 @@ static void test_options_help(void) {
         nseen += strstr(text, line) != NULL;
     }
     CHECK(nseen == NALL && strstr(text, "--help") && strstr(text, "--dry-run"));
+    const char* name = ""; // of the last option seen; its default may be on the next line
     for (char* l = strtok_r(text, "\n", &save); l; l = strtok_r(NULL, "\n", &save)) {
-        char *name = strstr(l, "--"), *fallback = strstr(l, "default ");
+        const char *option = strstr(l, "--"), *fallback = strstr(l, "default ");
+        name = option ? option : name;
         CHECK_AT("%s", l);
         if (!fallback) { continue; }
         ndefaults++;
