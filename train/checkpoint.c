@@ -378,7 +378,7 @@ static int out_agree(const Out* out, FoGroup* g, FoStream* s, char err[TRAIN_ERR
     return first.failed ? train_error(err, "%s", first.err) : 0;
 }
 
-/* write_arena -- the arenas of all ranks, elements of nbytes, device memory -> whole tensors, written by rank 0.
+/* write_arena -- all ranks' arenas, device memory, elements of nbytes -> whole tensors, written by rank 0.
  *
  * Ranks go through the blocks together; each sends what it holds of a block to rank 0. If writing fails they
  * go on to the end all the same: that is the one place where all of them can learn it (out_agree).
