@@ -41,18 +41,11 @@ static inline size_t ceil_div(size_t a, size_t b) {
 }
 
 // ---- sums and exponentials --------------------------------------------------------------------------------
-// always the same tree of additions for the same n
-static float lanes_sum(const float* x, size_t n) {
-    float acc[LANES] = {0};
-    size_t j = 0;
-    for (; j + LANES <= n; j += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            acc[k] += x[j + (size_t)k];
-        }
-    }
-    for (size_t k = 0; j + k < n; k++) {
-        acc[k] += x[j + k];
-    }
+/* A sum along a row is kept in LANES partial sums, column c in lane c % LANES, so that the loop is vector
+ * code and the order of additions is the same for rows of one length. Each has a step that adds some columns:
+ * LANES of them, again and again, then the rest.
+ */
+static float lanes_sum(float* acc) {
     for (int half = LANES / 2; half > 0; half /= 2) {
         for (int k = 0; k < half; k++) {
             acc[k] += acc[k + half];
@@ -61,22 +54,23 @@ static float lanes_sum(const float* x, size_t n) {
     return acc[0];
 }
 
+static inline void max_step(float* acc, const floatX* x, size_t n) {
+    for (size_t k = 0; k < n; k++) {
+        float v = fo_float(x[k]);
+        acc[k] = v > acc[k] ? v : acc[k];
+    }
+}
+
 static float row_max(const floatX* x, size_t n) {
     float acc[LANES], max = -INFINITY;
-    size_t j = 0;
+    size_t c = 0;
     for (int k = 0; k < LANES; k++) {
         acc[k] = -INFINITY;
     }
-    for (; j + LANES <= n; j += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            float v = fo_float(x[j + (size_t)k]);
-            acc[k] = v > acc[k] ? v : acc[k];
-        }
+    for (; c + LANES <= n; c += LANES) {
+        max_step(acc, x + c, LANES);
     }
-    for (size_t k = 0; j + k < n; k++) {
-        float v = fo_float(x[j + k]);
-        acc[k] = v > acc[k] ? v : acc[k];
-    }
+    max_step(acc, x + c, n - c);
     for (int k = 0; k < LANES; k++) {
         max = acc[k] > max ? acc[k] : max;
     }
@@ -277,30 +271,38 @@ typedef struct {
     size_t n, C;
 } LayernormForward;
 
-static float row_sum(const floatX* x, size_t n) {
-    float buf[CHUNK], sum = 0.0f;
-    for (size_t first = 0; first < n; first += CHUNK) {
-        const size_t m = min_size(n - first, CHUNK);
-        for (size_t c = 0; c < m; c++) {
-            buf[c] = fo_float(x[first + c]);
-        }
-        sum += lanes_sum(buf, m);
+static inline void sum_step(float* acc, const floatX* x, size_t n) {
+    for (size_t k = 0; k < n; k++) {
+        acc[k] += fo_float(x[k]);
     }
-    return sum;
+}
+
+static float row_sum(const floatX* x, size_t n) {
+    float acc[LANES] = {0};
+    size_t c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        sum_step(acc, x + c, LANES);
+    }
+    sum_step(acc, x + c, n - c);
+    return lanes_sum(acc);
+}
+
+static inline void square_step(float* acc, const floatX* x, float mean, size_t n) {
+    for (size_t k = 0; k < n; k++) {
+        float d = fo_float(x[k]) - mean;
+        acc[k] += d * d;
+    }
 }
 
 // sum of (x - mean)^2: from the mean, since the sum of squares minus the square of the sum loses digits
 static float row_square_sum(const floatX* x, float mean, size_t n) {
-    float buf[CHUNK], sum = 0.0f;
-    for (size_t first = 0; first < n; first += CHUNK) {
-        const size_t m = min_size(n - first, CHUNK);
-        for (size_t c = 0; c < m; c++) {
-            float d = fo_float(x[first + c]) - mean;
-            buf[c] = d * d;
-        }
-        sum += lanes_sum(buf, m);
+    float acc[LANES] = {0};
+    size_t c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        square_step(acc, x + c, mean, LANES);
     }
-    return sum;
+    square_step(acc, x + c, mean, n - c);
+    return lanes_sum(acc);
 }
 
 static void layernorm_forward_row(const LayernormForward* a, size_t i) {
@@ -341,26 +343,30 @@ typedef struct {
     size_t n, C;
 } LayernormBackward;
 
+static inline void dnorm_step(float* acc, float* acc_norm, const floatX* dout, const floatX* x,
+                              const floatX* weight, float mean, float rstd, size_t n) {
+    #pragma GCC ivdep
+    for (size_t k = 0; k < n; k++) {
+        float d = fo_float(dout[k]) * fo_float(weight[k]);
+        acc[k] += d;
+        acc_norm[k] += d * ((fo_float(x[k]) - mean) * rstd);
+    }
+}
+
 // means over the row of dnorm and of dnorm * norm, dnorm = dout * weight
 static void layernorm_backward_means(const LayernormBackward* a, size_t i, float* dnorm_mean,
                                      float* dnorm_norm_mean) {
-    float dnorm[CHUNK], dnorm_norm[CHUNK], sum = 0.0f, norm_sum = 0.0f;
+    float acc[LANES] = {0}, acc_norm[LANES] = {0};
     const float mean = a->mean[i], rstd = a->rstd[i];
-    for (size_t first = 0; first < a->C; first += CHUNK) {
-        const size_t n = min_size(a->C - first, CHUNK);
-        const floatX* x = a->inp + i * a->C + first;
-        const floatX* dout = a->dout + i * a->C + first;
-        const floatX* weight = a->weight + first;
-        for (size_t c = 0; c < n; c++) {
-            float d = fo_float(dout[c]) * fo_float(weight[c]);
-            dnorm[c] = d;
-            dnorm_norm[c] = d * ((fo_float(x[c]) - mean) * rstd);
-        }
-        sum += lanes_sum(dnorm, n);
-        norm_sum += lanes_sum(dnorm_norm, n);
+    const floatX* x = a->inp + i * a->C;
+    const floatX* dout = a->dout + i * a->C;
+    size_t c = 0;
+    for (; c + LANES <= a->C; c += LANES) {
+        dnorm_step(acc, acc_norm, dout + c, x + c, a->weight + c, mean, rstd, LANES);
     }
-    *dnorm_mean = sum / (float)a->C;
-    *dnorm_norm_mean = norm_sum / (float)a->C;
+    dnorm_step(acc, acc_norm, dout + c, x + c, a->weight + c, mean, rstd, a->C - c);
+    *dnorm_mean = lanes_sum(acc) / (float)a->C;
+    *dnorm_norm_mean = lanes_sum(acc_norm) / (float)a->C;
 }
 
 // dweight and dbias are those of the row's block
@@ -635,19 +641,28 @@ typedef struct {
     int v0;
 } SoftmaxStats;
 
+static inline void exp_step(float* acc, const floatX* x, float max, size_t n) {
+    for (size_t k = 0; k < n; k++) {
+        acc[k] += fast_exp(fo_float(x[k]) - max);
+    }
+}
+
+static float row_exp_sum(const floatX* x, float max, size_t n) {
+    float acc[LANES] = {0};
+    size_t c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        exp_step(acc, x + c, max, LANES);
+    }
+    exp_step(acc, x + c, max, n - c);
+    return lanes_sum(acc);
+}
+
 static void softmax_stats_row(const SoftmaxStats* a, size_t i) {
     const floatX* x = a->logits + i * a->V;
     const ptrdiff_t target = (ptrdiff_t)a->targets[i] - a->v0;
-    FoSoftmaxStat stat = {row_max(x, a->valid), 0.0f, 0.0f};
-    float buf[CHUNK];
-    for (size_t first = 0; first < a->valid; first += CHUNK) {
-        const size_t n = min_size(a->valid - first, CHUNK);
-        for (size_t v = 0; v < n; v++) {
-            buf[v] = fast_exp(fo_float(x[first + v]) - stat.max);
-        }
-        stat.sum += lanes_sum(buf, n);
-    }
-    if (target >= 0 && (size_t)target < a->valid) { stat.target = fo_float(x[target]); }
+    const int has_target = target >= 0 && (size_t)target < a->valid;
+    const float max = row_max(x, a->valid);
+    FoSoftmaxStat stat = {max, row_exp_sum(x, max, a->valid), has_target ? fo_float(x[target]) : 0.0f};
     a->stats[i] = stat;
 }
 
