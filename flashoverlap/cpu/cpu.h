@@ -25,7 +25,18 @@ typedef void (*FoOp)(FoStream* s, void* args);
  * Public functions pack their arguments into a struct, call this, and return; op runs on the thread of s. There OpenMP
  * regions use the device's threads: num_threads is set for the thread, so a plain `#pragma omp parallel for` is right.
  */
-void fo__enqueue(FoStream* s, FoOp op, const void* args, size_t nbytes);
+#define fo__enqueue(s, op, args, nbytes) fo__enqueue_named(s, op, #op, args, nbytes)
+void fo__enqueue_named(FoStream* s, FoOp op, const char* name, const void* args, size_t nbytes);
+
+// time that the operations of one name took on a stream so far; read it after fo_stream_sync
+typedef struct {
+    const char* name; // of the function that ran
+    double seconds;
+    long ncalls;
+} FoOpTime;
+#define FO_MAX_OP_NAMES 64
+// the times of s, at most FO_MAX_OP_NAMES; returns their number
+int fo__op_times(const FoStream* s, FoOpTime times[FO_MAX_OP_NAMES]);
 
 // memory for the operation that runs on s now; kept and grown, contents undefined, aligned to 64 bytes
 void* fo__scratch(FoStream* s, size_t nbytes);

@@ -57,6 +57,7 @@ static const double LATENESS_S = 2e-3, PACED_LATENESS_S = 20e-3;
 
 typedef struct {
     FoOp op;
+    const char* name;
     double queued; // by the host, as fo_now
     _Alignas(16) unsigned char args[FO_MAX_ARGS];
 } Slot;
@@ -76,6 +77,8 @@ struct FoStream {
     double paced_flops; // of the operation that runs
     void* scratch;
     size_t scratch_nbytes;
+    FoOpTime times[FO_MAX_OP_NAMES];
+    int ntimes;
 };
 
 struct FoEvent {
@@ -259,6 +262,22 @@ static double on_time(const FoStream* s, double t, double now) {
     return now - t < (s->device->pace_tflops > 0.0 ? PACED_LATENESS_S : LATENESS_S) ? t : now;
 }
 
+static void add_time(FoStream* s, const char* name, double seconds) {
+    int i = 0;
+    while (i < s->ntimes && s->times[i].name != name) {
+        i++;
+    }
+    if (i == FO_MAX_OP_NAMES) { return; }
+    if (i == s->ntimes) { s->times[s->ntimes++].name = name; }
+    s->times[i].seconds += seconds;
+    s->times[i].ncalls++;
+}
+
+int fo__op_times(const FoStream* s, FoOpTime times[FO_MAX_OP_NAMES]) {
+    memcpy(times, s->times, (size_t)s->ntimes * sizeof *times);
+    return s->ntimes;
+}
+
 // runs one operation and moves the stream's clock by what it took, or by what pacing says that it takes
 static void run_op(FoStream* s, Slot* op) {
     double start = fo_now();
@@ -267,8 +286,10 @@ static void run_op(FoStream* s, Slot* op) {
     s->paced_flops = 0.0;
     s->clock_is_set = 0;
     op->op(s, op->args);
+    double seconds = fo_now() - start;
+    add_time(s, op->name, seconds);
     if (s->clock_is_set) { return; }
-    double seconds = fo_now() - start, pace = s->device->pace_tflops;
+    double pace = s->device->pace_tflops;
     double nominal = pace > 0.0 ? s->paced_flops / (pace * 1e12) : 0.0;
     s->clock = begin + (nominal > seconds ? nominal : seconds);
     if (nominal > 0.0) { fo__sleep_until(s->clock); }
@@ -343,7 +364,7 @@ FoDevice* fo_stream_device(const FoStream* s) {
     return s->device;
 }
 
-void fo__enqueue(FoStream* s, FoOp op, const void* args, size_t nbytes) {
+void fo__enqueue_named(FoStream* s, FoOp op, const char* name, const void* args, size_t nbytes) {
     fo_require(nbytes <= FO_MAX_ARGS, "an operation with %zu bytes of arguments, at most %d", nbytes,
                FO_MAX_ARGS);
     RELEASE(&s->slots[s->nqueued % QUEUE_SLOTS]);
@@ -354,6 +375,7 @@ void fo__enqueue(FoStream* s, FoOp op, const void* args, size_t nbytes) {
     }
     Slot* slot = &s->slots[s->nqueued % QUEUE_SLOTS];
     slot->op = op;
+    slot->name = name;
     slot->queued = fo_now();
     memcpy(slot->args, args, nbytes);
     s->nqueued++;
