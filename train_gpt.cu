@@ -643,11 +643,10 @@ static void gpt_next_logits(GPT* g, const int* ids, int t, float* logits, int* p
 }
 
 // ---- a training run --------------------------------------------------------------------------------------------
-// what a resumed run wants to find again beside weights and optimizer state
+// what a resumed run wants to find again beside weights and optimizer state. No times: a state file has the
+// same bytes in every run
 typedef struct {
     OutlierDetector loss, norm;
-    double tokens_per_s; // running mean, not bias corrected
-    int nmeasured;
 } TrainerState;
 
 typedef struct {
@@ -660,7 +659,9 @@ typedef struct {
     Logger logger;
     Schedule schedule;
     TrainerState state;
-    double peak_tflops; // of all ranks
+    double peak_tflops;  // of all ranks
+    double tokens_per_s; // running mean, not bias corrected
+    int nmeasured;
     double sum_ms, first_loss, last_loss;
 } Trainer;
 
@@ -902,17 +903,16 @@ static void sample(Trainer* tr) {
 // one line a step, as llm.c's, ended by what this project is about
 static int print_step(Trainer* tr, float loss, double loss_z, float norm, double norm_z, float lr,
                       double seconds, Scalars sum, char err[TRAIN_ERR]) {
-    TrainerState* st = &tr->state;
     const TrainOptions* opt = tr->opt;
     GPTConfig c = tr->gpt.config;
     double tokens = (double)opt->total_batch, rate = tokens / seconds, P = (double)tr->gpt.P;
     double flops =
         6.0 * (double)tr->gpt.ts.ntotal + 6.0 * c.L * (double)c.C * opt->seq_len; // a token; llm.c's formula
     if (tr->step > tr->first_step) { // the first step of a run makes primitives and warms up
-        st->tokens_per_s = 0.95 * st->tokens_per_s + 0.05 * rate;
-        st->nmeasured++;
+        tr->tokens_per_s = 0.95 * tr->tokens_per_s + 0.05 * rate;
+        tr->nmeasured++;
         tr->sum_ms += 1e3 * seconds;
-        rate = st->tokens_per_s / (1.0 - pow(0.95, st->nmeasured));
+        rate = tr->tokens_per_s / (1.0 - pow(0.95, tr->nmeasured));
     }
     if (tr->step == tr->first_step) { tr->first_loss = loss; }
     tr->last_loss = loss;
