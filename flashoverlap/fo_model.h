@@ -31,7 +31,7 @@ double fo_model_compute_s(double flops, double tflops);
  *   flash m   max(0, T - (P - 1/m) * W/P)                all but one sub-chunk's computation hides it
  *
  * The same for all-gather and reduce-scatter, direct and ring. It is what the plans do with equal chunks and
- * no contention, but for one: a ring's sliced reduce-scatter with shard_s > W/P takes up to W/10 longer. The
+ * no contention, but for one: a ring's sliced reduce-scatter with shard_s > W/P takes up to W/6 longer. The
  * final sum of a reduce-scatter, a ring's adds and the loss of speed of small chunks are not in it.
  * Errors   none: one rank (P < 2) has nothing to send, 0; m below 1 counts as 1.
  */
