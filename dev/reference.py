@@ -257,8 +257,8 @@ STEPS_HEAD = """\
 #   moved   tensor, norm of its change over all steps; of qkvb without the rows of k
 #   value   tensor, index of the element in the file's order (all layers), its value before, its value after
 # The gradient of k's bias is 0 but for rounding (it shifts all scores of a query alike), and AdamW makes full
-# steps out of rounding: so these rows are left out. Elements under `value` have gradients of one sign, clear of
-# 0, in all ten steps.
+# steps out of rounding: so these rows are left out. Elements under `value` have gradients of one sign, clear
+# of 0, in all ten steps.
 """
 
 

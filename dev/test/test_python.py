@@ -224,14 +224,41 @@ def check_programs(tmp, config):
         f.write(b"x")
     ran = subprocess.run(tool + [f.name], capture_output=True, text=True)
     check(ran.returncode == 1 and ran.stderr.count("\n") == 1, "checkpoint.py says what is wrong in one line")
+
+
+def check_reference():
+    """With torch: the fixture is what dev/reference.py makes, with the ten steps of torch's own AdamW."""
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError:
-        print("no torch for this Python: dev/reference.py --check not run")
+        print("no torch for this Python: dev/reference.py not checked")
         return
+    import reference
+
     script = os.path.join(ROOT, "dev", "reference.py")
     ran = subprocess.run([sys.executable, "-B", script, "--check"], capture_output=True, text=True)
     check(ran.returncode == 0, f"dev/reference.py --check: {ran.stdout}{ran.stderr}")
+    config, params = ck.read_model(fixture("odd.bin"))
+    state = ck.read_state(fixture("odd_debug_state.bin"), config)
+    x, y = (torch.from_numpy(state[name].astype(np.int64)) for name in ("x", "y"))
+    start = reference.to_torch(params, torch.float64)
+    losses, _, after, _ = reference.train(start, x, y, config)
+    ours = {name: p.clone().requires_grad_() for name, p in start.items()}
+    vectors = [p for name, p in ours.items() if name.startswith("ln") or name.endswith("b")]
+    weights = [ours[name] for name in ("wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw")]
+    groups = [dict(params=weights, weight_decay=0.1), dict(params=vectors, weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    for t in range(10):
+        loss = reference.forward(ours, x, y, config)[1]
+        check(abs(loss.item() - losses[t]) < 1e-6, f"loss of step {t + 1} with torch's AdamW")
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(ours.values(), 1.0)
+        optimizer.step()
+    # torch clips by norm + 1e-6, hence 1e-5
+    for name, p in ours.items():
+        a, b = (reference.without_k(name, q.detach() - start[name], config) for q in (p, after[name]))
+        check((a - b).norm() < 1e-5 * b.norm(), f"change of {name} in ten steps with torch's AdamW")
 
 
 def main():
@@ -241,6 +268,7 @@ def main():
             loaded[name] = check_model(name)
             check_steps(name, *loaded[name])
         check_bf16()
+        check_reference()
         for body, args in (
             (check_round_trips, loaded["even"]),
             (check_refusals, loaded["even"][:1]),
