@@ -3,10 +3,11 @@
 
     python3 dev/bench/torch_step.py --model d12 -b 4 -t 1024 --steps 3 [--precision bf16|fp32] [--json FILE]
 
-A step is forward, backward, clipping and AdamW of random weights on random tokens. It is written as a user of
-PyTorch would write it to be fast: bf16 autocast, all cores, attention in one call where torch has one (2.0 on).
+A step is forward, backward, clipping and AdamW of random weights on random tokens. It is written as a user
+of PyTorch would write it to be fast: bf16 autocast, all cores, fused attention where torch has it (2.0 on).
 Prints a line for each step, then the median, that of the first left out; --json writes the same for programs.
-The interpreter is the one that apt installs torch for. dev/reference.py is the model to read, this one to time.
+fp32 is slow with the reference BLAS that Debian installs by default. The interpreter is the one that apt
+installs torch for. dev/reference.py is the model to read, this one to time.
 """
 
 import argparse
@@ -101,7 +102,7 @@ def options_of(argv):
     parser.add_argument(
         "--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all cores"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", metavar="FILE", type=argparse.FileType("w"), help="write the figures there")
     return parser.parse_args(argv)
 
 
@@ -153,9 +154,9 @@ def main(argv):
             median_ms=1e3 * median,
             tok_per_s=ntok / median,
         )
-        with open(o.json, "w") as f:
-            json.dump(figures, f, indent=1)
-            f.write("\n")
+        with o.json:
+            json.dump(figures, o.json, indent=1)
+            o.json.write("\n")
     return 0
 
 
