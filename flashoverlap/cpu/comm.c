@@ -192,10 +192,7 @@ static void exchange_op(FoStream* s, void* args) {
         !busy,
         "two exchanges of a group at once: queue them on one stream, or let an event order the streams");
     g->running = b;
-    // it can't start before the stream was ready for it, nor before it was queued; both are free of late
-    // wake-ups
-    b->posted = fo__later(fo__clock(s), b->queued);
-    b->due = b->posted;
+    b->posted = b->due = fo__clock(s);
     g->transport->exchange(g);
     if (g->emulated) {
         fo__sleep_until(b->due);
@@ -246,7 +243,6 @@ void fo_comm_end(FoGroup* g) {
         free(b);
         return;
     }
-    b->queued = fo_now();
     fo__enqueue(b->stream, exchange_op, &b, sizeof b);
 }
 

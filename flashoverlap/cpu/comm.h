@@ -40,8 +40,7 @@ typedef struct FoRecv {
 typedef struct {
     FoGroup* group;
     FoStream* stream;
-    double queued; // by the host, as fo_now
-    double posted; // virtual time at which it started
+    double posted; // virtual time at which it started: the stream's clock, not the time of a late wake-up
     double due;    // emulated link: virtual time at which all of it is delivered, kept by the transport
     int nsends, nrecvs;
     FoSend sends[FO_MAX_RANKS];
