@@ -1,4 +1,4 @@
-/* test_overlap.c -- the flash primitives and the fetching of rows, executed: P = 1, 2, 3, 4 ranks that are
+/* test_overlap.c -- the flash primitives, executed: P = 1, 2, 3, 4 ranks that are
  * threads.
  *
  * Every primitive in every mode, topology and wire gives the bits of a plain reference. Data are small whole
@@ -9,237 +9,9 @@
  * time. Which waits were deleted to see that: README.md beside this file. What the schedules themselves must
  * be: test_plan.c.
  */
-#include "dev/test/check.h"
-#include "flashoverlap/cpu/cpu.h" // fo__enqueue, for operations that take time
-#include "flashoverlap/fo_overlap.h"
-#include <stdatomic.h>
-#include <stdlib.h>
+#include "dev/test/ranks.h"
 
-enum { ROWS = 12, C = 6, OC = 5, K_MOST = 7 }; // rows of a shard: m = 1, 2, 3, 4 divide them
-enum { NH = 2, HS = 4, V = 11, NAN_NBYTES = 1 << 16 };
-
-typedef struct {
-    FoMode mode;
-    int m;
-    FoTopology topology;
-    FoDtype wire;
-    int idle; // the host rests between calls, else it goes on at once
-} Config;
-
-typedef struct {
-    FoGroup* g;
-    FoDevice* d;
-    FoStream *compute, *comm;
-    int P, r;
-    size_t N;
-    Config c;
-    uint64_t random;
-    void* nan; // NAN_NBYTES bytes that are NaN as bf16 and as fp32
-    void* mine[64];
-    int nmine;
-} Rank;
-
-// ---- operations that take time ----------------------------------------------------------------------------
-static int random_below(Rank* k, int n) {
-    k->random = k->random * 6364136223846793005u + 1442695040888963407u;
-    return (int)((k->random >> 33) % (uint64_t)n);
-}
-
-static void sleep_op(FoStream* s, void* args) {
-    (void)s;
-    usleep((useconds_t) * (int*)args);
-}
-
-static void queue_sleep(FoStream* s, int us) {
-    fo__enqueue(s, sleep_op, &us, sizeof us);
-}
-
-// Stands still until the host opens it. Relaxed: it orders when things happen, not memory for
-// ThreadSanitizer.
-typedef struct {
-    atomic_int open, late, passed;
-} Gate;
-
-static void gate_op(FoStream* s, void* args) {
-    Gate* g = *(Gate**)args;
-    (void)s;
-    for (int i = 0; !atomic_load_explicit(&g->open, memory_order_relaxed); i++) {
-        if (i == 40000) { // 20 s: the host, which should have opened it, waits in vain
-            atomic_store_explicit(&g->late, 1, memory_order_relaxed);
-            break;
-        }
-        usleep(500);
-    }
-    atomic_store_explicit(&g->passed, 1, memory_order_relaxed);
-}
-
-static void queue_gate(FoStream* s, Gate* g) {
-    fo__enqueue(s, gate_op, &g, sizeof g);
-}
-
-static void open_gate(Gate* g) {
-    atomic_store_explicit(&g->open, 1, memory_order_relaxed);
-}
-
-static int is_set(atomic_int* flag) {
-    return atomic_load_explicit(flag, memory_order_relaxed);
-}
-
-// ---- data -------------------------------------------------------------------------------------------------
-// -2 ... 2, by matrix, row and column; sums of some tens of products are exact in bf16
-static int value(int matrix, size_t row, int col) {
-    uint32_t h = (uint32_t)matrix * 2654435761u ^ (uint32_t)row * 2246822519u ^ (uint32_t)col * 3266489917u;
-    h = (h ^ (h >> 15)) * 0x2c1b3c6du;
-    h ^= h >> 13;
-    return (int)(h % 5u) - 2;
-}
-
-// a matrix of which each rank has its own
-static int of_rank(int matrix, int rank) {
-    return 100 * (rank + 1) + matrix;
-}
-
-static void* allocate(Rank* k, size_t nbytes) {
-    fo_require(k->nmine < 64, "more than 64 arrays in a test");
-    return k->mine[k->nmine++] = fo_malloc(k->d, nbytes);
-}
-
-static void release(Rank* k) {
-    fo_stream_sync(k->compute);
-    fo_stream_sync(k->comm);
-    while (k->nmine > 0) {
-        fo_free(k->d, k->mine[--k->nmine]);
-    }
-}
-
-// rows [row0, row0 + rows) of a matrix, in an array of type
-static void* numbers_of_type(Rank* k, int matrix, size_t row0, size_t rows, int cols, FoDtype type) {
-    size_t nelem = rows * (size_t)cols, nbytes = nelem * fo_dtype_nbytes(type);
-    void* host = malloc(nbytes + 1);
-    void* x = allocate(k, nbytes);
-    fo_require(host != NULL, "out of memory");
-    for (size_t i = 0; i < nelem; i++) {
-        float v = (float)value(matrix, row0 + i / (size_t)cols, (int)(i % (size_t)cols));
-        if (type == FO_FP32) {
-            ((float*)host)[i] = v;
-        } else {
-            ((FoBf16*)host)[i] = fo_bf16_from_float(v);
-        }
-    }
-    fo_upload(x, host, nbytes, k->compute);
-    fo_stream_sync(k->compute);
-    free(host);
-    return x;
-}
-
-static floatX* numbers(Rank* k, int matrix, size_t row0, size_t rows, int cols) {
-    return (floatX*)numbers_of_type(k, matrix, row0, rows, cols, FO_FLOATX);
-}
-
-static void queue_poison(Rank* k, void* x, size_t nbytes) {
-    fo_require(nbytes <= NAN_NBYTES, "%zu bytes of NaN", nbytes);
-    fo_copy(x, k->nan, nbytes, k->compute);
-}
-
-static void* poisoned(Rank* k, size_t nbytes) {
-    void* x = allocate(k, nbytes);
-    queue_poison(k, x, nbytes);
-    return x;
-}
-
-static floatX* poisoned_rows(Rank* k, size_t rows, int cols) {
-    return (floatX*)poisoned(k, rows * (size_t)cols * sizeof(floatX));
-}
-
-static FoStaging staging(Rank* k) {
-    size_t all = k->N * (size_t)C * fo_dtype_nbytes(k->c.wire);
-    FoStaging st = {poisoned(k, all), poisoned(k, all), k->c.wire};
-    return st;
-}
-
-static FoOverlap* overlap(Rank* k, const char* name, FoKind kind) {
-    return fo_overlap_create(name, kind, k->c.mode, k->c.m, k->c.topology, k->g, k->compute, k->comm);
-}
-
-// an operation that writes dst just before the call under test, early or late
-static void produce(Rank* k, void* dst, const void* src, size_t nbytes) {
-    if (random_below(k, 2)) { queue_sleep(k->compute, random_below(k, 600)); }
-    if (random_below(k, 2)) { queue_sleep(k->comm, random_below(k, 600)); }
-    fo_copy(dst, src, nbytes, k->compute);
-}
-
-static void rest(Rank* k) {
-    if (k->c.idle) { usleep(10000); }
-}
-
-// the values are those wanted, as numbers: -0 is 0, and NaN is nothing
-static int wrong_values(Rank* k, const floatX* got, const int* want, size_t nelem) {
-    floatX* host = (floatX*)malloc(nelem * sizeof *host + 1);
-    int wrong = 0;
-    fo_require(host != NULL, "out of memory");
-    fo_download(host, got, nelem * sizeof *host, k->compute);
-    fo_stream_sync(k->compute);
-    for (size_t i = 0; i < nelem; i++) {
-        wrong += !(fo_float(host[i]) == (float)want[i]);
-    }
-    free(host);
-    return wrong;
-}
-
-static int wrong_values_fp32(Rank* k, const float* got, const int* want, size_t nelem) {
-    float* host = (float*)malloc(nelem * sizeof *host + 1);
-    int wrong = 0;
-    fo_require(host != NULL, "out of memory");
-    fo_download(host, got, nelem * sizeof *host, k->compute);
-    fo_stream_sync(k->compute);
-    for (size_t i = 0; i < nelem; i++) {
-        wrong += !(host[i] == (float)want[i]);
-    }
-    free(host);
-    return wrong;
-}
-
-static int wrong_rows(Rank* k, const floatX* got, int matrix, size_t row0, size_t rows, int cols) {
-    int want[4 * ROWS * K_MOST];
-    for (size_t i = 0; i < rows * (size_t)cols; i++) {
-        want[i] = value(matrix, row0 + i / (size_t)cols, (int)(i % (size_t)cols));
-    }
-    return wrong_values(k, got, want, rows * (size_t)cols);
-}
-
-static int same_bits(Rank* k, const void* a, const void* b, size_t nbytes) {
-    char *x = (char*)malloc(nbytes + 1), *y = (char*)malloc(nbytes + 1);
-    fo_require(x != NULL && y != NULL, "out of memory");
-    fo_download(x, a, nbytes, k->compute);
-    fo_download(y, b, nbytes, k->compute);
-    fo_stream_sync(k->compute);
-    int same = memcmp(x, y, nbytes) == 0;
-    free(x);
-    free(y);
-    return same;
-}
-
-// want[row][oc] += a[row] . w[oc], a of `cols` columns from row0 on
-static void add_product(int* want, int a, size_t row0, size_t rows, int w, int ocs, int cols) {
-    for (size_t i = 0; i < rows; i++) {
-        for (int o = 0; o < ocs; o++) {
-            for (int c = 0; c < cols; c++) {
-                want[i * (size_t)ocs + (size_t)o] += value(a, row0 + i, c) * value(w, (size_t)o, c);
-            }
-        }
-    }
-}
-
-// want[row][col] += a[row] @ w, w of `cols` columns
-static void add_product_transposed(int* want, int a, size_t row0, size_t rows, int w, int ocs, int cols) {
-    for (size_t i = 0; i < rows; i++) {
-        for (int o = 0; o < ocs; o++) {
-            for (int c = 0; c < cols; c++) {
-                want[i * (size_t)cols + (size_t)c] += value(a, row0 + i, o) * value(w, (size_t)o, c);
-            }
-        }
-    }
-}
+enum { NH = 2, HS = 4 };
 
 // ---- all-gather -------------------------------------------------------------------------------------------
 typedef struct {
@@ -744,154 +516,9 @@ static void test_attention_backward(Rank* k, int zigzag) {
     release(k);
 }
 
-// ---- fetching rows ----------------------------------------------------------------------------------------
-// the table's rows by rank; with three and four ranks one of them has none
-static const size_t FIRST[5][5] = {{0}, {0, V}, {0, 5, V}, {0, 4, 4, V}, {0, 3, 7, 7, V}};
-
-// all over the table; one and the same; only own rows, where there are any; rows in blocks
-static int token(int batch, int P, size_t row) {
-    int p = (int)(row / ROWS);
-    if (batch == 0) { return (value(80, row, 0) + 2) * 2 + (int)(row % 3); }
-    if (batch == 1) { return 1; }
-    if (batch == 2) { return (int)(FIRST[P][p + 1] > FIRST[P][p] ? FIRST[P][p] : 0); }
-    return (int)(row / 2 % V);
-}
-
-typedef struct {
-    size_t nown; // rows of the table here
-    int batch, want_out[ROWS * C], want_table[V * C];
-    floatX *table, *wpe, *dout, *dout_src, *out[2], *seen[2];
-    float* dtable;
-    int* pos;
-} Fetched;
-
-// a mark that was made before a fetch is spent: the gather that follows waits for its own rows again
-static void gather_after_mark(Rank* k, floatX* seen, const floatX* inp, FoOverlap* o) {
-    size_t row = C * sizeof(floatX);
-    floatX* all = poisoned_rows(k, k->N, C);
-    queue_sleep(k->compute, 600);
-    fo_copy(all + (size_t)k->r * ROWS * C, inp, ROWS * row, k->compute);
-    fo_allgather_begin(o, all, row, k->N);
-    fo_allgather_end(o);
-    fo_copy(seen, all, k->N * row, k->compute);
-}
-
-// E1 and E2, twice in a row through the same staging; E2's first half is hidden under other work
-static void fetch_twice(Rank* k, Fetched* x, FoFetch* f, FoOverlap* o) {
-    FoStaging st = staging(k);
-    floatX* table = poisoned_rows(k, V, C);
-    size_t nbytes = k->N * C * sizeof(floatX), row = C * sizeof(floatX);
-    for (int i = 0; i < 2; i++) {
-        produce(k, table, x->table, x->nown * row);
-        if (i == 1) { fo_overlap_mark(o); } // the rows are packed after it: it can't speak for them
-        rest(k);
-        fo_fetch_encoder_forward(x->out[i], table, x->wpe, x->pos, f, &st, C, o);
-        queue_poison(k, table, x->nown * row);
-        queue_poison(k, st.partial, nbytes);
-        queue_poison(k, st.received, nbytes);
-        if (i == 1) { gather_after_mark(k, x->seen[0], x->dout_src, o); }
-        produce(k, x->dout, x->dout_src, ROWS * row);
-        if (i == 1) { fo_overlap_mark(o); }
-        rest(k);
-        fo_fetch_encoder_backward_begin(x->dout, f, &st, C, o);
-        queue_poison(k, x->dout, ROWS * row);
-        queue_sleep(k->compute, random_below(k, 600));
-        rest(k);
-        fo_fetch_encoder_backward_end(x->dtable, f, &st, C, o);
-        queue_poison(k, st.partial, nbytes);
-        queue_poison(k, st.received, nbytes);
-        if (i == 1) { gather_after_mark(k, x->seen[1], x->dout_src, o); }
-    }
-}
-
-// rows that occur are in order, and so are the places of each: the order of the sum is that of ranks and rows
-static int wrong_order(Rank* k, const FoFetch* f) {
-    int dst[4 * ROWS + 1], start[4 * ROWS + 2], order[4 * ROWS + 1], wrong = 0;
-    size_t n = f->give[k->P];
-    fo_download(dst, f->dst, f->nuniq * sizeof(int), k->compute);
-    fo_download(start, f->start, (f->nuniq + 1) * sizeof(int), k->compute);
-    fo_download(order, f->order, n * sizeof(int), k->compute);
-    fo_stream_sync(k->compute);
-    for (size_t u = 0; u < f->nuniq; u++) {
-        wrong += u > 0 && dst[u] <= dst[u - 1];
-        for (int i = start[u] + 1; i < start[u + 1]; i++) {
-            wrong += order[i] <= order[i - 1];
-        }
-    }
-    return wrong + (start[0] != 0) + (start[f->nuniq] != (int)n);
-}
-
-static void test_fetch_batch(Rank* k, FoFetch* f, FoOverlap* o, Fetched* x) {
-    int ids[4 * ROWS];
-    const size_t* first = FIRST[k->P];
-    memset(x->want_out, 0, sizeof x->want_out);
-    memset(x->want_table, 0, sizeof x->want_table);
-    for (size_t n = 0; n < k->N; n++) {
-        ids[n] = token(x->batch, k->P, n);
-        for (int c = 0; c < C; c++) {
-            size_t i = n - (size_t)k->r * ROWS, id = (size_t)ids[n];
-            if (n / ROWS == (size_t)k->r) {
-                x->want_out[i * C + (size_t)c] = value(81, id, c) + value(82, i * 5 % 7, c);
-            }
-            if (id >= first[k->r] && id < first[k->r + 1]) { // both calls add
-                x->want_table[(id - first[k->r]) * C + (size_t)c] += 2 * value(83, n, c);
-            }
-        }
-    }
-    fo_zero(x->dtable, V * C * sizeof(float), k->compute);
-    fo_fetch_set(f, ids, k->N, first, k->P, k->r, k->compute);
-    fetch_twice(k, x, f, o);
-    fo_stream_sync(k->compute); // as fo_fetch_set of the next batch wants it
-    CHECK(wrong_order(k, f) == 0);
-    CHECK(wrong_rows(k, x->seen[0], 83, 0, k->N, C) == 0);
-    CHECK(wrong_rows(k, x->seen[1], 83, 0, k->N, C) == 0);
-    CHECK(wrong_values(k, x->out[0], x->want_out, ROWS * C) == 0);
-    CHECK(wrong_values(k, x->out[1], x->want_out, ROWS * C) == 0);
-    CHECK(wrong_values_fp32(k, x->dtable, x->want_table, x->nown * C) == 0);
-}
-
-static void test_fetch(Rank* k) {
-    if (k->c.topology != FO_DIRECT || k->c.m != 1) { return; }
-    FoOverlap* o = overlap(k, "E1", FO_ALLGATHER);
-    FoFetch* f = fo_fetch_create(k->d, k->N);
-    const size_t* first = FIRST[k->P];
-    Fetched x;
-    int pos[ROWS];
-    x.nown = first[k->r + 1] - first[k->r];
-    for (x.batch = 0; x.batch < 4; x.batch++) {
-        x.table = numbers(k, 81, first[k->r], x.nown, C);
-        x.wpe = numbers(k, 82, 0, 7, C);
-        x.dout_src = numbers(k, 83, (size_t)k->r * ROWS, ROWS, C);
-        x.dout = poisoned_rows(k, ROWS, C);
-        x.out[0] = poisoned_rows(k, ROWS, C);
-        x.out[1] = poisoned_rows(k, ROWS, C);
-        x.seen[0] = poisoned_rows(k, k->N, C);
-        x.seen[1] = poisoned_rows(k, k->N, C);
-        x.dtable = (float*)poisoned(k, V * C * sizeof(float));
-        x.pos = (int*)allocate(k, sizeof pos);
-        for (int i = 0; i < ROWS; i++) {
-            pos[i] = i * 5 % 7;
-        }
-        fo_upload(x.pos, pos, sizeof pos, k->compute);
-        test_fetch_batch(k, f, o, &x);
-        release(k);
-    }
-    fo_fetch_destroy(k->d, f);
-    fo_overlap_destroy(o);
-}
-
 // ---- what waits for what, and what is counted -------------------------------------------------------------
 static void copy_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
     (void)ctx, (void)row0, (void)n, (void)s;
-}
-
-static void open_later(Gate* held, Gate* behind, int want_behind) {
-    for (int i = 0; i < 20000 && want_behind && !is_set(&behind->passed); i++) {
-        usleep(500);
-    }
-    if (!want_behind) { usleep(20000); }
-    CHECK(is_set(&behind->passed) == want_behind);
-    open_gate(held);
 }
 
 /* The communication of each rank stands at a gate. In mode none all that follows the call stands with it; in
@@ -937,34 +564,6 @@ static void test_who_waits(Rank* k) {
           gather->comm_ms == 0.0);
     fo_overlap_destroy(gather);
     fo_overlap_destroy(scatter);
-    release(k);
-}
-
-// the same for the gradient rows of a fetch, of which every rank has some for each other
-static void test_fetch_waits(Rank* k) {
-    FoOverlap* o = overlap(k, "E2", FO_ALLGATHER);
-    FoFetch* f = fo_fetch_create(k->d, k->N);
-    FoStaging st = staging(k);
-    floatX* dout = numbers(k, 83, (size_t)k->r * ROWS, ROWS, C);
-    float* dtable = (float*)allocate(k, V * C * sizeof *dtable);
-    Gate held = {0}, behind = {1, 0, 0};
-    int ids[4 * ROWS];
-    const size_t first[5] = {0, 1, 2, 3, 4};
-    for (size_t n = 0; n < k->N; n++) {
-        ids[n] = (int)(n % (size_t)k->P);
-    }
-    fo_fetch_set(f, ids, k->N, first, k->P, k->r, k->compute);
-    queue_gate(k->comm, &held);
-    fo_fetch_encoder_backward_begin(dout, f, &st, C, o);
-    queue_gate(k->compute, &behind);
-    fo_fetch_encoder_backward_end(dtable, f, &st, C, o);
-    open_later(&held, &behind, k->c.mode != FO_NONE || k->P == 1);
-    fo_stream_sync(k->compute);
-    size_t sent = (size_t)(k->P - 1) * (ROWS / (size_t)k->P) * C * sizeof(floatX);
-    CHECK(!is_set(&held.late));
-    CHECK(o->nbytes_sent == sent && o->nmessages == (size_t)(k->P - 1));
-    fo_fetch_destroy(k->d, f);
-    fo_overlap_destroy(o);
     release(k);
 }
 
@@ -1060,9 +659,7 @@ static void test_link(Rank* k) {
 
 // ---- all of it --------------------------------------------------------------------------------------------
 static void test_config(Rank* k) {
-    CHECK_AT("P=%d r=%d %s m=%d %s wire %s%s", k->P, k->r, fo_mode_name(k->c.mode), k->c.m,
-             k->c.topology == FO_RING ? "ring" : "direct", k->c.wire == FO_FP32 ? "fp32" : "bf16",
-             k->c.idle ? " idle" : "");
+    check_at_config(k, "");
     test_allgather_run(k, 300);
     test_allgather_halves(k);
     test_allgather_matmul_forward(k);
@@ -1078,7 +675,6 @@ static void test_config(Rank* k) {
         test_attention_forward(k, zigzag, 1);
         test_attention_backward(k, zigzag);
     }
-    test_fetch(k);
 }
 
 // the host rests between calls (20 ms at each) in one config of each mode, with the widest variety of the
@@ -1095,7 +691,6 @@ static void test_configs(Rank* k) {
                     k->c = (Config){(FoMode)mode, m, (FoTopology)topology, fp32 ? FO_FP32 : FO_BF16, 0};
                     test_config(k);
                     if (m == 1) { test_who_waits(k); }
-                    if (m == 1 && topology == FO_DIRECT) { test_fetch_waits(k); }
                     if (m == 1 && k->P > 1) { test_mark(k); }
                     k->c.idle = is_idle_config(&k->c);
                     if (k->c.idle) { test_config(k); }
@@ -1111,76 +706,64 @@ static void test_stress(Rank* k) {
         for (int i = 0; i < 4; i++) {
             k->c =
                 (Config){i < 2 ? FO_FLASH : FO_SLICE, 1 + round, i % 2 ? FO_RING : FO_DIRECT, FO_FLOATX, 0};
-            CHECK_AT("P=%d r=%d stress, %s m=%d %s", k->P, k->r, fo_mode_name(k->c.mode), k->c.m,
-                     k->c.topology == FO_RING ? "ring" : "direct");
+            check_at_config(k, "stress, ");
             test_allgather_run(k, 3000);
             test_reducescatter_run(k, 3000);
         }
     }
 }
 
+// destroyed with work queued: it waits for both streams, whose operations still need the events
+static void test_destroy(Rank* k) {
+    size_t own = (size_t)k->r * ROWS, row = C * sizeof(floatX);
+    k->c = (Config){FO_FLASH, 2, FO_DIRECT, FO_FLOATX, 0};
+    check_at_config(k, "destroy, ");
+    for (int slow_comm = 0; slow_comm < 2; slow_comm++) {
+        FoOverlap* o = overlap(k, "destroyed", FO_ALLGATHER);
+        floatX *inp = numbers(k, 91, own, ROWS, C), *all = poisoned_rows(k, k->N, C);
+        int us_a_shard = slow_comm ? 0 : 5000;
+        fo_copy(all + own * C, inp, ROWS * row, k->compute);
+        if (slow_comm) { queue_sleep(k->comm, 5000); }
+        fo_allgather_run(o, all, row, k->N, slow_chunk, &us_a_shard);
+        fo_overlap_destroy(o);
+        CHECK(wrong_rows(k, all, 91, 0, k->N, C) == 0);
+        release(k);
+    }
+}
+
 static void body(FoGroup* g, void* arg) {
-    static const Rank ZERO;
-    Rank k = ZERO;
+    Rank k;
     (void)arg;
-    k.g = g, k.P = fo_group_size(g), k.r = fo_group_rank(g), k.N = (size_t)k.P * ROWS;
-    k.d = fo_device_open(k.r, k.P);
-    k.compute = fo_stream_create(k.d, "compute"), k.comm = fo_stream_create(k.d, "comm");
-    k.random = (uint64_t)(k.P * 16 + k.r);
-    unsigned char* nan = (unsigned char*)malloc(NAN_NBYTES);
-    fo_require(nan != NULL, "out of memory");
-    memset(nan, 0xff, NAN_NBYTES);
-    k.nan = fo_malloc(k.d, NAN_NBYTES);
-    fo_upload(k.nan, nan, NAN_NBYTES, k.compute);
-    fo_stream_sync(k.compute);
-    free(nan);
+    rank_open(&k, g);
     test_configs(&k);
     test_stress(&k);
+    test_destroy(&k);
     if (k.P > 1) { test_link(&k); }
-    CHECK_AT("P=%d r=%d end", k.P, k.r);
-    fo_free(k.d, k.nan);
-    CHECK(fo_device_nbytes(k.d) == 0);
-    fo_stream_destroy(k.compute);
-    fo_stream_destroy(k.comm);
-    fo_device_close(k.d);
+    rank_close(&k);
 }
 
 // ---- refusals ---------------------------------------------------------------------------------------------
 // what a caller must not do; arg says which
 static void wrong_call(FoGroup* g, void* arg) {
-    static const Rank ZERO;
-    Rank k = ZERO;
+    Rank k;
     int which = *(int*)arg;
-    k.g = g, k.P = fo_group_size(g), k.r = fo_group_rank(g), k.N = (size_t)k.P * ROWS;
-    k.d = fo_device_open(k.r, k.P);
-    k.compute = fo_stream_create(k.d, "compute"), k.comm = fo_stream_create(k.d, "comm");
+    rank_open(&k, g);
     k.c = (Config){FO_FLASH, which == 0 ? FO_MAX_M + 1 : 2, FO_RING, FO_BF16, 0};
     FoOverlap *gather = overlap(&k, "G1", FO_ALLGATHER), *scatter = overlap(&k, "S1", FO_REDUCESCATTER);
     FoStaging st = {k.d, k.d, FO_BF16}; // never touched
-    FoFetch* f = fo_fetch_create(k.d, 10);
-    size_t first[3] = {0, 1, 2};
-    int ids[12] = {0};
     if (which == 1) { fo_allgather_run(scatter, k.d, 4, 12, copy_chunk, NULL); }
     if (which == 2) { fo_reducescatter_run(gather, &st, C, 12, copy_chunk, NULL); }
     if (which == 3) { fo_allgather_begin(gather, k.d, 4, 11); }
     if (which == 4) { fo_reducescatter_end_fp32(scatter, &st, NULL, C, 12); }
-    if (which == 5) { fo_fetch_encoder_forward(NULL, NULL, NULL, NULL, f, &st, C, gather); }
-    if (which == 6) { fo_fetch_set(f, ids, 12, first, k.P, k.r, k.compute); }
-    if (which == 7) { fo_fetch_set(f, ids, 9, first, k.P, k.r, k.compute); }
 }
 
 static void test_refusals(void) {
     static const char* says[] = {
-        "G1: m=17: want 1 to 16",
-        "S1: a plan of the wrong kind",
-        "G1: a plan of the wrong kind",
-        "G1: N=11 rows are not a multiple of P*m=4",
+        "G1: m=17: want 1 to 16",        "S1: a plan of the wrong kind",
+        "G1: a plan of the wrong kind",  "G1: N=11 rows are not a multiple of P*m=4",
         "S1: partial sums are not fp32",
-        "G1: fetching rows wants a direct all-gather plan with m=1",
-        "N=12 tokens, want at most 10 and a multiple of 2",
-        "N=9 tokens, want at most 10 and a multiple of 2",
     };
-    for (int which = 0; which < 8; which++) {
+    for (int which = 0; which < 5; which++) {
         CHECK_AT("refusal %d", which);
         CHECK_DIES(fo_ranks_run(2, wrong_call, &which), says[which]);
     }

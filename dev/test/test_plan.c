@@ -470,7 +470,6 @@ static void check_print(void) {
 
 int main(void) {
     check_bad_arguments();
-    check_print();
     for (int P = 1; P <= MAX_P; P++) {
         for (int m = 1; m <= 4; m++) {
             check_m(m, P);
@@ -483,5 +482,6 @@ int main(void) {
     }
     check_m(FO_MAX_M, 4);
     check_m(FO_MAX_M, MAX_P); // the largest plan there is
+    check_print();
     return check_report();
 }
