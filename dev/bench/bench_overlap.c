@@ -601,7 +601,7 @@ static const char* const HELP =
     "unpaced MLP\n"
     "                                    layer at P=2, and what is demanded of them\n"
     "  --op mlp|attention|all  which layer; all: both\n"
-    "  --unpaced               the machine as it is (default sizes: P=2, N=4096, C=1024, 11 rounds)\n"
+    "  --unpaced               the machine as it is (default sizes: P=2, N=2048, C=1024, 11 rounds)\n"
     "  --gemm-ms MS            paced: fc1, fc2 (default 20) or the projection (default 10) lasts so long for "
     "all rows\n"
     "  --ranks P               2 to 16\n"
@@ -754,7 +754,7 @@ static void init_table(Table* t, const Options* o, Op op, int unpaced) {
     t->P = o->ranks ? o->ranks : unpaced ? 2 : 4;
     // paced sizes keep the cores mostly idle, so that a neighbour does no harm; unpaced ones keep the GEMMs
     // efficient
-    t->N = unpaced ? 4096 : op == ATTENTION ? 512 * (size_t)t->P : 1024;
+    t->N = unpaced ? 2048 : op == ATTENTION ? 512 * (size_t)t->P : 1024;
     t->N -= t->N % (size_t)(8 * t->P);
     t->C = unpaced ? 1024 : 256;
     if (t->C % (HEAD_SIZE * t->P) != 0 && (op == ATTENTION || t->C % t->P != 0)) { t->C = HEAD_SIZE * t->P; }

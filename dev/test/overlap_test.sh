@@ -8,8 +8,9 @@ passed=0 failed=0 out=$(mktemp); trap 'rm -f "$out"' EXIT
 check() {
     local attempt
     for attempt in 1 2 3; do
-        if timeout -k 5 90 "$bench" --check "$@" >"$out" 2>&1; then break; fi
-        echo "bench_overlap --check $*: attempt $attempt failed"; grep -E 'FAILED|foreign' "$out"
+        if timeout -k 5 80 "$bench" --check "$@" >"$out" 2>&1; then break; fi
+        echo "bench_overlap --check $*: attempt $attempt failed"; grep -E 'FAILED|foreign [0-9]' "$out"
+        ((SECONDS < 120)) || break # on a machine so busy that another attempt would not end in time
     done
     sed -n '/^# demands/,$p' "$out"
     passed=$((passed + $(grep -c '  ok$' "$out"))) failed=$((failed + $(grep -c '  FAILED$' "$out")))
@@ -40,6 +41,6 @@ refused "at least 7" --check --rounds 3
 refused "--json /nowhere/at/all" --json /nowhere/at/all
 check --op mlp
 check --op attention
-check --op mlp --unpaced --tokens 2048 --rounds 7
+check --op mlp --unpaced
 echo "$passed passed, $failed failed"
 [[ $failed == 0 && $passed != 0 ]]
