@@ -90,7 +90,9 @@ typedef struct {
     FoOverlap* o[NSITES];
     FoStaging staging, grad_staging;
     FoFetch* fetch;
-    int B_max, T_max, chunks; // the largest batch; chunks for each owner in the mode chosen
+    int B_max, T_max; // the largest batch
+    int chunks;       // for each owner in the mode chosen
+    int head_chunks;  // what of it divides the head's slices, too
     // the batch at hand
     int B, T, nslices;
     size_t N, n, npos; // npos: different positions among the own rows
@@ -118,7 +120,8 @@ static size_t replicated(const GPT* g) {
 }
 
 // The head goes slice by slice, so that logits of a slice exist, never [N, V]: about 1,024 rows, and two slices at least
-// where there are peers, so that one's statistics travel while the next is computed.
+// where there are peers, so that one's statistics travel while the next is computed. m: GPT.head_chunks, or 1 to find
+// it. Each slice adds to the gradient of wte, so their number must not depend on the mode: every mode, the same bits.
 static int head_slices(size_t N, int P, int m) {
     size_t want = (N + 1023) / 1024, n = N / (size_t)P;
     if (want < 2 && P > 1) { want = 2; }
@@ -144,10 +147,10 @@ static void carve_add(Carve* list, int* k, void** ptr, size_t nbytes) {
 // the sizes of all activations, which is also what --dry-run reports
 static int gpt_carve(GPT* g, Carve list[64], FoDtype wire) {
     GPTActs* a = &g->acts;
-    int k = 0, P = g->P, m = g->chunks;
+    int k = 0, P = g->P;
     size_t L = (size_t)g->config.L, C = (size_t)g->config.C, N = (size_t)g->B_max * (size_t)g->T_max,
            n = N / (size_t)P;
-    size_t F = (size_t)g->F, Ca = (size_t)g->Ca, slice = N / (size_t)head_slices(N, P, m),
+    size_t F = (size_t)g->F, Ca = (size_t)g->Ca, slice = N / (size_t)head_slices(N, P, g->head_chunks),
            kept = g->sp ? 1 : L;
     size_t w = fo_dtype_nbytes(wire), rank0_V = fo_cut((size_t)g->config.Vp, P, 1);
     CARVE(&a->resid, (L + 1) * n * C, floatX), CARVE(&a->mid, L * n * C, floatX);
@@ -178,6 +181,10 @@ static void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int P, int r
     g->config = c;
     g->P = P, g->r = r, g->sp = opt->sp;
     g->B_max = opt->batch, g->T_max = opt->seq_len, g->chunks = P > 1 ? opt->overlap.m : 1;
+    size_t N = (size_t)g->B_max * (size_t)g->T_max, own = N / (size_t)P / (size_t)head_slices(N, P, 1);
+    for (g->head_chunks = g->chunks; g->chunks % g->head_chunks || own % (size_t)g->head_chunks;) {
+        g->head_chunks--;
+    }
     tensors_init(&g->ts, c, P, r);
     g->NHl = (int)(fo_cut((size_t)c.NH, P, r + 1) - fo_cut((size_t)c.NH, P, r));
     g->Ca = g->NHl * hs;
@@ -190,10 +197,14 @@ static void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int P, int r
     g->valid = c.V - g->v0 < 0 ? 0 : c.V - g->v0 < g->Vl ? c.V - g->v0 : g->Vl;
 }
 
+static int site_chunks(const GPT* g, int i) {
+    return SITES[i].whole ? 1 : i == H1 || i == H3 ? g->head_chunks : g->chunks;
+}
+
 // a plan for each operation; modes none and slice:M go through the same calls as flash
 static void gpt_plans(GPT* g, const TrainOptions* opt) {
     for (int i = 0; i < NSITES; i++) {
-        int m = SITES[i].whole ? 1 : opt->overlap.m;
+        int m = site_chunks(g, i);
         FoTopology topology = SITES[i].whole ? FO_DIRECT : opt->topology;
         g->o[i] = fo_overlap_create(SITES[i].name, SITES[i].kind, opt->overlap.mode, m, topology, g->tp,
                                     g->compute, g->comm);
@@ -311,7 +322,7 @@ static void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) 
     g->B = B, g->T = T, g->N = N, g->n = n;
     FoLayout layout = {B, T, P, B % P != 0};
     g->layout = layout;
-    g->nslices = head_slices(N, P, g->chunks);
+    g->nslices = head_slices(N, P, g->head_chunks);
     size_t S = (size_t)g->nslices, per_slice = n / S;
     int *row_ids = g->host_ints, *head_targets = row_ids + N, *pos = head_targets + N;
     int *dst = pos + n, *start = dst + n, *order = start + n + 1, nuniq = 0, nth = 0;
@@ -1105,8 +1116,7 @@ static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
     for (int i = 0; i < NSITES; i++) {
         FoPlan plan;
         FoTopology topology = SITES[i].whole ? FO_DIRECT : opt->topology;
-        if (fo_plan_init(&plan, SITES[i].kind, opt->overlap.mode, SITES[i].whole ? 1 : g.chunks, topology, P,
-                         0, err)) {
+        if (fo_plan_init(&plan, SITES[i].kind, opt->overlap.mode, site_chunks(&g, i), topology, P, 0, err)) {
             return -1;
         }
         printf("%s %s\n", SITES[i].name, fo_plan_print(&plan, text, sizeof text));
