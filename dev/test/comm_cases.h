@@ -65,6 +65,33 @@ static int received_right(Rank* k, const void* p, size_t nbytes, int from, int t
     return same;
 }
 
+// each rank's own number
+static void gather(Rank* k, double numbers[FO_MAX_RANKS], double own) {
+    double* all = fo_malloc(k->d, FO_MAX_RANKS * sizeof *all);
+    fo_upload(all + k->r, &own, sizeof own, k->s);
+    fo_allgather(k->g, all, sizeof own, k->s);
+    fo_download(numbers, all, FO_MAX_RANKS * sizeof *all, k->s);
+    fo_stream_sync(k->s);
+    fo_free(k->d, all);
+}
+
+// nobody leaves a barrier before all have come; ranks share a clock
+static void case_barrier(Rank* k) {
+    int right = 1;
+    for (int late = 0; late < k->P; late++) {
+        double came, left, all[FO_MAX_RANKS];
+        if (k->r == late) { usleep(20000); }
+        came = fo_now();
+        fo_group_barrier(k->g);
+        left = fo_now();
+        gather(k, all, came);
+        for (int p = 0; p < k->P; p++) {
+            right &= left >= all[p];
+        }
+    }
+    CHECK(right);
+}
+
 // every rank sends to the one `hop` further on
 static void case_ring(Rank* k, size_t nbytes, int hop) {
     if (hop % k->P == 0) { return; }
@@ -250,6 +277,7 @@ typedef struct {
     int times;          // so many exchanges are queued at once
     useconds_t pause;   // of this rank, before that
     double s, late_s;   // what they should take, and how much longer they may
+    double begun;       // when the last run began, as fo_now
 } Load;
 
 static Load load_of(unsigned char* src, unsigned char* dst, size_t nbytes) {
@@ -257,11 +285,11 @@ static Load load_of(unsigned char* src, unsigned char* dst, size_t nbytes) {
     return l;
 }
 
-static double load_run(Rank* k, const Load* l) {
+static double load_run(Rank* k, Load* l) {
     fo_stream_sync(k->s);
     fo_group_barrier(k->g);
     usleep(l->pause);
-    double start = fo_now();
+    l->begun = fo_now();
     for (int t = 0; t < l->times; t++) {
         fo_comm_begin(k->g, k->s);
         for (int i = 0; l->to[i] >= 0; i++) {
@@ -273,28 +301,23 @@ static double load_run(Rank* k, const Load* l) {
         fo_comm_end(k->g);
     }
     fo_stream_sync(k->s);
-    return fo_now() - start;
+    return fo_now() - l->begun;
 }
 
 // Never sooner than l->s; and at least once not later than allowed, on all ranks: a busy machine delays
 // threads by many ms, so attempts go on until that is seen.
-static void load_check(Rank* k, const Load* l) {
+static void load_check(Rank* k, Load* l) {
     enum { ATTEMPTS = 40 };
     double best = 1e9;
-    int *good = fo_malloc(k->d, FO_MAX_RANKS * sizeof *good), early = 0, ngood = 0;
+    int early = 0, ngood = 0;
     for (int attempt = 0; attempt < ATTEMPTS && ngood < k->P; attempt++) {
-        int host[FO_MAX_RANKS];
-        double took = load_run(k, l);
+        double took = load_run(k, l), good[FO_MAX_RANKS];
         early |= took < l->s;
         best = took < best ? took : best;
-        host[k->r] = best <= l->s + l->late_s;
-        fo_upload(good + k->r, host + k->r, sizeof *good, k->s);
-        fo_allgather(k->g, good, sizeof *good, k->s);
-        fo_download(host, good, (size_t)k->P * sizeof *good, k->s);
-        fo_stream_sync(k->s);
+        gather(k, good, best <= l->s + l->late_s);
         ngood = 0;
         for (int p = 0; p < k->P; p++) {
-            ngood += host[p];
+            ngood += good[p] != 0.0;
         }
     }
     if (early || best > l->s + l->late_s) {
@@ -302,7 +325,6 @@ static void load_check(Rank* k, const Load* l) {
     }
     CHECK(!early);
     CHECK(best <= l->s + l->late_s);
-    fo_free(k->d, good);
 }
 
 static const double GBYTES_S = 0.1, LATENCY_US = 3000.0;
@@ -325,6 +347,20 @@ static void link_neighbours(Rank* k, Load l) {
     load_check(k, &l);
     fo_group_barrier(k->g);
     fo_group_link(k->g, GBYTES_S, LATENCY_US);
+}
+
+// rank 1 is late to receive: what rank 0 sends after that starts when it has left
+static void link_late_receiver(Rank* k, Load l) {
+    double begun[FO_MAX_RANKS];
+    const int to[3][3] = {{1, 2, -1}, {-1}, {-1}}, from[3][3] = {{-1}, {0, -1}, {0, -1}};
+    if (k->r < 3) {
+        memcpy(l.to, to[k->r], sizeof l.to);
+        memcpy(l.from, from[k->r], sizeof l.from);
+    }
+    l.pause = k->r == 1 ? 8000 : 0;
+    double ended = load_run(k, &l) + l.begun;
+    gather(k, begun, l.begun);
+    if (k->r == 0 || k->r == 2) { CHECK(ended - begun[1] >= LATENCY_S + 2 * WIRE_S); }
 }
 
 static void link_three(Rank* k, Load none) {
@@ -361,9 +397,9 @@ static void link_four(Rank* k, Load none) {
     const int to[4][3] = {{1, 2, -1}, {-1}, {-1}, {2, -1}}, from[4][3] = {{-1}, {0, -1}, {0, 3, -1}, {-1}};
     memcpy(mixed.to, to[k->r], sizeof mixed.to);
     memcpy(mixed.from, from[k->r], sizeof mixed.from);
-    mixed.pause = k->r == 3 ? 3000 : 0;
+    mixed.pause = k->r == 3 ? 6000 : 0;
     mixed.s = LATENCY_S + (k->r == 0 || k->r == 2 ? 2 : 1) * WIRE_S;
-    mixed.late_s = MARGIN_S + (k->r == 0 || k->r == 2 ? 3e-3 : 0.0);
+    mixed.late_s = MARGIN_S + (k->r == 0 || k->r == 2 ? 6e-3 : 0.0);
     load_check(k, &mixed);
 }
 
@@ -377,7 +413,10 @@ static void case_link(Rank* k) {
     CHECK(fabs(fo_group_message_s(k->g, LINK_NBYTES) - (LATENCY_S + WIRE_S)) <
           1e-9); // the link's figures stay
     if (k->P > 1) { link_neighbours(k, none); }
-    if (k->P > 2) { link_three(k, none); }
+    if (k->P > 2) {
+        link_three(k, none);
+        link_late_receiver(k, none);
+    }
     if (k->P == 4) { link_four(k, none); }
     case_ring(k, 1000, 1);
     case_all_pairs(k);
@@ -431,6 +470,7 @@ static void all_cases(FoGroup* g, int nexchanges, size_t large_nbytes) {
     k.d = fo_device_open(k.r, fo_group_nlocal(g));
     k.s = fo_stream_create(k.d, "comm");
     case_nothing(&k);
+    case_barrier(&k);
     const size_t sizes[] = {1, 7, 4096, 1 << 20};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (int hop = 1; hop < k.P; hop++) {
