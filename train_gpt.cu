@@ -678,7 +678,9 @@ typedef struct {
 
 typedef struct {
     TrainOptions opt;
-    int status; // of the process
+    const char* program;
+    char err[TRAIN_ERR]; // what is wrong with the options
+    int status;          // of the process
 } Run;
 
 // set by the handler; which signal it was
@@ -1125,16 +1127,24 @@ static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
 }
 
 #ifndef TESTING
+// all that main can say without training; one of the processes that were started says it
+static void speak_main(FoGroup* world, void* arg) {
+    Run* run = (Run*)arg;
+    if (fo_group_rank(world) != 0) { return; }
+    int bad = run->err[0] != 0;
+    if (!bad && run->opt.help) {
+        options_help(stdout, run->program);
+    } else if (!bad) {
+        bad = dry_run(&run->opt, run->err);
+    }
+    if (bad) { fo_quit(1, "%s", run->err); }
+}
+
 int main(int argc, char** argv) {
     static Run run;
-    char err[TRAIN_ERR] = "";
-    if (options_parse(&run.opt, argc, argv, err)) { fo_quit(1, "%s", err); }
-    if (run.opt.help) {
-        options_help(stdout, argv[0]);
-        return 0;
-    }
-    if (run.opt.dry_run) {
-        if (dry_run(&run.opt, err)) { fo_quit(1, "%s", err); }
+    run.program = argv[0];
+    if (options_parse(&run.opt, argc, argv, run.err) || run.opt.help || run.opt.dry_run) {
+        fo_ranks_run(fo_ranks_launched(), speak_main, &run);
         return 0;
     }
     signal(SIGINT, on_signal);
