@@ -692,7 +692,7 @@ static void on_signal(int sig) {
 
 /* Ends all ranks with the user's error. One that every rank has found is rank 0's to tell: the others give it time. */
 static void user_error(int rank, const char* err) {
-    if (rank != 0) { sleep(3); }
+    if (rank != 0) { sleep(8); } // on a busy machine a launcher takes seconds to end processes
     fo_quit(1, "%s", err);
 }
 
@@ -706,10 +706,6 @@ static int check_run(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) 
     if (T > c.maxT) {
         return train_error(err, "-t %d: the model has positions for %d tokens: -t %d at most", T, c.maxT,
                            c.maxT);
-    }
-    if (opt->total_batch % (B * T) != 0) {
-        return train_error(err, "-d %d: not a multiple of B*T = %d*%d = %d: try -d %d", opt->total_batch, B,
-                           T, B * T, nearest_below(opt->total_batch, B * T));
     }
     if (P > c.NH) {
         return train_error(err,
@@ -768,15 +764,20 @@ static void print_memory(const GPT* g, size_t acts_nbytes) {
 }
 
 // ---- files -----------------------------------------------------------------------------------------------------
-// opt's model as sizes and, if it is a file or a checkpoint to resume from, which
-static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOINT_PATH], int* step,
+// opt's model as sizes and, if it is a file or a checkpoint to resume from, which; speak: name damaged checkpoints
+static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOINT_PATH], int* step, int speak,
                       char err[TRAIN_ERR]) {
     int version;
     path[0] = 0;
     *step = 0;
-    if (opt->resume) {
-        int found = checkpoint_find(opt->out, err);
+    if (opt->resume && access(opt->out, F_OK) == 0) {
+        char why[TRAIN_ERR];
+        int found = checkpoint_find(opt->out, why);
+        if (found < 0 && why[0]) { // starting anew would overwrite what is there
+            return train_error(err, "--resume 1: %s; to start anew, leave it out", why);
+        }
         if (found >= 0) {
+            if (why[0] && speak) { printf("note: %s\n", why); }
             *step = found;
             checkpoint_path(path, opt->out, "model", found);
             return checkpoint_read_header(path, c, &version, err);
@@ -956,10 +957,12 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
     }
     Scalars sum = gpt_reduce(g, (double)stop_signal);
     float norm = (float)sqrt(sum.square_sum), lr = schedule_lr(&tr->schedule, tr->step);
-    if (!isfinite(loss) && !opt->ignore_nan) {
+    // an update by gradients that are not finite would leave no weight that is
+    if (!(isfinite(loss) && isfinite(norm)) && !opt->ignore_nan) {
         return train_error(err,
-                           "step %d: the loss is %f: a smaller -l, a longer -u, or --ignore-nan 1 to go on",
-                           tr->step + 1, loss);
+                           "step %d: the loss is %f, the gradient's norm %f: a smaller -l, a longer -u, or "
+                           "--ignore-nan 1 to go on",
+                           tr->step + 1, loss, (double)norm);
     }
     double loss_z = outlier_update(&tr->state.loss, loss),
            norm_z = outlier_update(&tr->state.norm, (double)norm);
@@ -998,9 +1001,9 @@ static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
 }
 
 // ---- start -----------------------------------------------------------------------------------------------------
-static int open_data(Trainer* tr, char err[TRAIN_ERR]) {
+static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
-    int B = opt->batch, T = opt->seq_len, V = tr->gpt.config.V;
+    int B = opt->batch, T = opt->seq_len, V = c.V;
     const char* train = opt->overfit ? opt->val_data : opt->train_data;
     if (dataloader_init(&tr->train, train, B, T, 0, 1, !opt->overfit, V, err)) { return -1; }
     if (opt->val_every > 0 && dataloader_init(&tr->val, opt->val_data, B, T, 0, 1, 0, V, err)) { return -1; }
@@ -1022,15 +1025,16 @@ static void rank_open(Trainer* tr, char err[TRAIN_ERR]) {
     GPTConfig c;
     char path[CHECKPOINT_PATH];
     memset(&c, 0, sizeof c);
-    if (opt->out[0] && tr->rank == 0 && checkpoint_prepare_folder(opt->out, err)) { user_error(0, err); }
-    fo_group_barrier(tr->world);
-    if (find_model(opt, &c, path, &tr->first_step, err) || check_run(opt, c, err)) {
+    // all that can be wrong, before a folder is made and memory taken
+    if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) || check_run(opt, c, err) ||
+        open_data(tr, c, err)) {
         user_error(tr->rank, err);
     }
+    if (opt->out[0] && tr->rank == 0 && checkpoint_prepare_folder(opt->out, err)) { user_error(0, err); }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, opt, tr->world, device);
-    if (open_data(tr, err) || load_weights(tr, path, err)) { user_error(tr->rank, err); }
+    if (load_weights(tr, path, err)) { user_error(tr->rank, err); }
     if (logger_init(&tr->logger, opt->out, tr->rank, tr->first_step > 0, err)) { user_error(tr->rank, err); }
     // all at once, as they will compute; then what a link does while nothing else runs
     fo_group_barrier(tr->world);
@@ -1094,7 +1098,7 @@ static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
     Carve list[64];
     memset(&c, 0, sizeof c);
     memset(&g, 0, sizeof g);
-    if (find_model(opt, &c, path, &step, err) || check_run(opt, c, err)) { return -1; }
+    if (find_model(opt, &c, path, &step, 1, err) || check_run(opt, c, err)) { return -1; }
     report_options(opt);
     printf("%-10s %6s %20s %20s %20s\n", "tensor", "layers", "shape", "on rank 0", "parameters");
     gpt_sizes(&g, c, opt, P, 0);
