@@ -276,13 +276,14 @@ static void test_order_of_sum(Rank* k) {
     FoStaging st = staging(k);
     size_t nelem = k->N * C, shard = ROWS * C, own = (size_t)k->r * shard;
     char* src = (char*)allocate(k, nelem * fo_dtype_nbytes(st.wire));
-    char host[4 * ROWS * C * sizeof(float)];
+    _Alignas(float) char host[4 * ROWS * C * sizeof(float)];
     floatX want[ROWS * C], got[ROWS * C], *out = poisoned_rows(k, ROWS, C);
     for (size_t i = 0; i < nelem; i++) {
-        float v = order_value(k->r, i);
-        FoBf16 b = fo_bf16_from_float(v);
-        memcpy(host + i * fo_dtype_nbytes(st.wire), st.wire == FO_FP32 ? (void*)&v : (void*)&b,
-               fo_dtype_nbytes(st.wire));
+        if (st.wire == FO_FP32) {
+            ((float*)host)[i] = order_value(k->r, i);
+        } else {
+            ((FoBf16*)host)[i] = fo_bf16_from_float(order_value(k->r, i));
+        }
     }
     for (size_t i = 0; i < shard; i++) {
         want[i] = fo_floatx(ordered_sum(k, own + i));
