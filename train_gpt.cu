@@ -880,13 +880,18 @@ static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     return logger_val(&tr->logger, tr->step, (float)(sum / nbatches), err);
 }
 
+// tokens of a sample: what is asked for, as far as positions and activations reach
+static int sample_most(const GPT* g, const TrainOptions* opt) {
+    int most = opt->sample_length, room = sample_round(g, g->T_max);
+    if (most > g->config.maxT) { most = g->config.maxT; }
+    return most < room ? most : room;
+}
+
 // prints a sample: every rank draws the same tokens from the same logits
 static void sample(Trainer* tr) {
     GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
-    int most = opt->sample_length, room = sample_round(g, g->T_max), n = 0;
-    if (most > g->config.maxT) { most = g->config.maxT; }
-    if (most > room) { most = room; }
+    int most = sample_most(g, opt), room = sample_round(g, g->T_max), n = 0;
     int* ids = (int*)malloc((size_t)(most + room + 1) * sizeof(int));
     float* logits = (float*)malloc((size_t)g->config.V * sizeof(float));
     fo_require(ids && logits, "out of memory");
@@ -1011,11 +1016,19 @@ static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
     tr->grad_accum = opt->total_batch / (B * T);
     Schedule schedule = {opt->schedule, opt->lr, opt->final_lr_fraction, opt->warmup, tr->nsteps};
     tr->schedule = schedule;
-    char warning[TRAIN_ERR];
-    if (tokenizer_init(&tr->tokenizer, opt->tokenizer, warning)) {
-        if (opt->prompt[0]) { return train_error(err, "--prompt needs a tokenizer: %s", warning); }
-        if (tr->rank == 0 && opt->sample_every > 0) { printf("%s: samples are token ids\n", warning); }
+    if (tr->nsteps == 0 && opt->max_steps < 0) {
+        return train_error(err, "%s: its %zu tokens do not make one step of -d %d: a smaller -d, or -x STEPS",
+                           train, tr->train.ntok, opt->total_batch);
     }
+    char warning[TRAIN_ERR];
+    int bad = tokenizer_init(&tr->tokenizer, opt->tokenizer, warning);
+    if (!bad && tr->tokenizer.V > V) { // its tokens are no tokens of the model
+        bad = train_error(warning, "--tokenizer %s has %d tokens, the model V=%d", opt->tokenizer,
+                          tr->tokenizer.V, V);
+        tokenizer_free(&tr->tokenizer);
+    }
+    if (bad && opt->prompt[0]) { return train_error(err, "--prompt needs a tokenizer: %s", warning); }
+    if (bad && tr->rank == 0 && opt->sample_every > 0) { printf("%s: samples are token ids\n", warning); }
     return 0;
 }
 
@@ -1034,7 +1047,11 @@ static void rank_open(Trainer* tr, char err[TRAIN_ERR]) {
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, opt, tr->world, device);
-    if (load_weights(tr, path, err)) { user_error(tr->rank, err); }
+    // a sample goes on from the prompt by one token at least
+    if (tokenizer_check(&tr->tokenizer, opt->prompt, sample_most(&tr->gpt, opt) - 1, err) ||
+        load_weights(tr, path, err)) {
+        user_error(tr->rank, err);
+    }
     if (logger_init(&tr->logger, opt->out, tr->rank, tr->first_step > 0, err)) { user_error(tr->rank, err); }
     // all at once, as they will compute; then what a link does while nothing else runs
     fo_group_barrier(tr->world);
