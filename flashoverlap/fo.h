@@ -48,9 +48,9 @@ static inline float fo_bf16_to_float(FoBf16 b) {
 static inline FoBf16 fo_bf16_from_float(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
-    uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    uint32_t nan = (u >> 16) | 0x40u;
-    FoBf16 b = {(uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
+    uint32_t rounded = u + 0x7fffu + ((u >> 16) & 1u);
+    rounded = f != f ? u | 0x400000u : rounded;
+    FoBf16 b = {(uint16_t)(rounded >> 16)};
     return b;
 }
 
