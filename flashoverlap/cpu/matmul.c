@@ -368,7 +368,7 @@ static int64_t pieces_scratch(struct FoMatmul* m, const Gemm* g, size_t len) {
     return (int64_t)most;
 }
 
-// Sums over K in pieces, in fp32, one block of rows after another, to stay in the cache. K alone decides the pieces.
+// Sums over K in pieces, in fp32, a block of rows at a time to stay in the cache. K alone decides the pieces.
 static int onednn_pieces(FoStream* s, struct FoMatmul* m, const Gemm* g) {
     size_t npieces = (g->K + K_PIECE - 1) / K_PIECE, len = round_up((g->K + npieces - 1) / npieces, 64);
     int rounds = g->out_type == FO_BF16;
