@@ -4,22 +4,22 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 STEPS=${STEPS:-300} OUT=${OUT:-out/quickstart} DATA=${DATA:-data/shakespeare}
-LINK=${LINK:-0.5,20} PACE=${PACE:-0.02} COMPARE_STEPS=${COMPARE_STEPS:-6}
+LINK=${LINK:-0.5,20} COMPARE_STEPS=${COMPARE_STEPS:-6} COMPARE_LINK=${COMPARE_LINK:-0.125,20} PACE=${PACE:-0.02}
 
 bash data/shakespeare.sh "$DATA"
 mkdir -p "$OUT"
 model=(-i "$DATA/*_train_*.bin" -j "$DATA/*_val_*.bin" --tokenizer "$(ls "$DATA"/*tokenizer.bin)"
-       -e L=4,C=256,NH=8,V=256,maxT=256 -b 8 -t 256 --tp 4 --link "$LINK")
+       -e L=4,C=256,NH=8,V=256,maxT=256 -b 8 -t 256 --tp 4)
 
-./train_gpt "${model[@]}" -o "$OUT" -x "$STEPS" -l 1e-3 -u 20 -q 0.1 -c 0.1 -v 100 -m 20 -s "$STEPS" -g 200 \
+./train_gpt "${model[@]}" --link "$LINK" -o "$OUT" -x "$STEPS" -l 1e-3 -u 20 -q 0.1 -c 0.1 -v 100 -m 20 -s "$STEPS" -g 200 \
     --temperature 0.8 --prompt "$(printf 'The king\n')" | tee "$OUT/quickstart.log"
 
 # the same steps under each schedule. Paced: a rank then behaves like an accelerator of that speed, and four of them fit
 # on two cores without standing in each other's way
 echo
-echo "The same $COMPARE_STEPS steps under each schedule, paced at $PACE TFLOP/s a rank, link $LINK (GB/s, us):"
+echo "The same $COMPARE_STEPS steps under each schedule, paced at $PACE TFLOP/s a rank, link $COMPARE_LINK (GB/s, us):"
 for mode in none slice:4 flash; do
-    ./train_gpt "${model[@]}" --overlap "$mode" --pace "$PACE" -x $((COMPARE_STEPS + 2)) -l 1e-3 -v 0 -s 0 >"$OUT/$mode.log"
+    ./train_gpt "${model[@]}" --link "$COMPARE_LINK" --overlap "$mode" --pace "$PACE" -x $((COMPARE_STEPS + 2)) -l 1e-3 -v 0 -s 0 >"$OUT/$mode.log"
 done
 
 # field NAME of the step lines of FILE, from step FROM on: median

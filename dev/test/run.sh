@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs each test program and closes with the sum of their 'N passed, N failed'.
-# Scripts (.sh, .py) close in the same way. A program tries 1, 2, 3 and 4 ranks by itself, as threads. Only test_*_mpi needs processes: it is run at each count.
+# Runs each test program and script (.sh, .py) and closes with the sum of their 'N passed, N failed'.
+# A program tries 1, 2, 3 and 4 ranks by itself, as threads. Only test_*_mpi needs processes: it is run at each count.
 # One that ends without its closing line, or runs longer than LIMIT seconds, counts as one failed.
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
