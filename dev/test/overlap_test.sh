@@ -41,6 +41,6 @@ refused "at least 7" --check --rounds 3
 refused "--json /nowhere/at/all" --json /nowhere/at/all
 check --op mlp
 check --op attention
-check --op mlp --unpaced
+check --op mlp --unpaced --tokens 1024
 echo "$passed passed, $failed failed"
 [[ $failed == 0 && $passed != 0 ]]
