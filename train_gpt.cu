@@ -264,51 +264,81 @@ static void gpt_close(GPT* g) {
 }
 
 // ---- initial weights -------------------------------------------------------------------------------------------
+// They go to the masters, a few MB at a time: beside a rank's arrays there is no room for another copy of its part.
+enum { BLOCK_NELEM = 1 << 20 };
+
 // every rank draws the whole model's numbers, in llm.c's order, and keeps its part
-static void init_tensor(GPT* g, Rng* rng, float* local, int tensor, int l, float std) {
+static void init_tensor(GPT* g, Rng* rng, int tensor, int l, float std) {
     const Tensor* t = &g->ts.t[tensor];
-    size_t drawn =
-        tensor == WTE ? (size_t)g->config.V * t->cols : t->rows * t->cols; // padding rows are zeros
-    float* full = (float*)calloc(t->rows * t->cols, sizeof(float));
+    const TensorPart p = tensor_part(&g->ts, tensor, g->r);
+    const size_t rows = tensor == WTE ? (size_t)g->config.V : t->rows; // padding rows stay zero
+    // numbers are drawn 16 at a time, and the last 16 of a tensor anew: so the last block takes what is left
+    const size_t block = (BLOCK_NELEM / t->cols + 15) / 16 * 16;
+    float* full = (float*)malloc(2 * block * t->cols * sizeof(float));
+    float* dst = g->master + t->offset + (size_t)l * tensor_local(t);
     fo_require(full != NULL, "out of memory");
-    rng_normal(rng, full, drawn, 0.0f, std);
-    tensor_extract(local + t->offset + (size_t)l * tensor_local(t), full, &g->ts, tensor, g->r,
-                   sizeof(float));
+    for (size_t row = 0, n; row < rows; row += n) {
+        size_t k = 0; // rows of the own part, moved to the front
+        n = rows - row < 2 * block ? rows - row : block;
+        rng_normal(rng, full, n * t->cols, 0.0f, std);
+        for (size_t i = 0; i < n; i++) {
+            size_t in_run = p.nruns > 1 ? (row + i) % p.stride : row + i;
+            if (in_run < p.row0 || in_run >= p.row0 + p.nrows) { continue; }
+            memmove(full + k++ * p.ncols, full + i * t->cols + p.col0, p.ncols * sizeof(float));
+        }
+        fo_upload(dst, full, k * p.ncols * sizeof(float), g->compute);
+        fo_stream_sync(g->compute);
+        dst += k * p.ncols;
+    }
     free(full);
 }
 
-static void gpt_random_weights(GPT* g, float* local, int seed) {
+static void gpt_random_weights(GPT* g, int seed) {
     Rng rng;
     rng_seed(&rng, (uint32_t)seed);
     const float std = 0.02f, residual_std = 0.02f / sqrtf(2.0f * (float)g->config.L);
-    init_tensor(g, &rng, local, WTE, 0, std);
-    init_tensor(g, &rng, local, WPE, 0, std);
+    init_tensor(g, &rng, WTE, 0, std);
+    init_tensor(g, &rng, WPE, 0, std);
     for (int l = 0; l < g->config.L; l++) {
-        init_tensor(g, &rng, local, QKVW, l, std);
-        init_tensor(g, &rng, local, ATTPROJW, l, residual_std);
-        init_tensor(g, &rng, local, FCW, l, std);
-        init_tensor(g, &rng, local, FCPROJW, l, residual_std);
+        init_tensor(g, &rng, QKVW, l, std);
+        init_tensor(g, &rng, ATTPROJW, l, residual_std);
+        init_tensor(g, &rng, FCW, l, std);
+        init_tensor(g, &rng, FCPROJW, l, residual_std);
     }
-    static const int ones[] = {LN1W, LN2W, LNFW};
+    static const int with_ones[] = {LN1W, LN2W, LNFW};
+    size_t most = (size_t)g->config.L * (size_t)g->config.C;
+    float* ones = (float*)malloc(most * sizeof(float));
+    fo_require(ones != NULL, "out of memory");
+    for (size_t k = 0; k < most; k++) {
+        ones[k] = 1.0f;
+    }
     for (int i = 0; i < 3; i++) {
-        const Tensor* t = &g->ts.t[ones[i]];
-        for (size_t k = 0; k < (size_t)t->layers * tensor_local(t); k++) {
-            local[t->offset + k] = 1.0f;
-        }
+        const Tensor* t = &g->ts.t[with_ones[i]];
+        fo_upload(g->master + t->offset, ones, (size_t)t->layers * tensor_local(t) * sizeof(float),
+                  g->compute);
     }
+    fo_stream_sync(g->compute);
+    free(ones);
 }
 
-// fp32 values, [ts.nelem] on the host, become masters and parameters
-static void gpt_set_weights(GPT* g, const float* local) {
-    floatX* rounded = (floatX*)malloc(g->ts.nelem * sizeof(floatX));
-    fo_require(rounded != NULL, "out of memory");
-    for (size_t i = 0; i < g->ts.nelem; i++) {
-        rounded[i] = fo_floatx(local[i]);
+// parameters become the masters, rounded
+static void gpt_round_weights(GPT* g) {
+    if (FO_FLOATX == FO_FP32) { return; } // they are the same
+    float* from = (float*)malloc(BLOCK_NELEM * sizeof(float));
+    floatX* to = (floatX*)malloc(BLOCK_NELEM * sizeof(floatX));
+    fo_require(from && to, "out of memory");
+    for (size_t k = 0, n; k < g->ts.nelem; k += n) {
+        n = g->ts.nelem - k < BLOCK_NELEM ? g->ts.nelem - k : BLOCK_NELEM;
+        fo_download(from, g->master + k, n * sizeof(float), g->compute);
+        fo_stream_sync(g->compute);
+        for (size_t i = 0; i < n; i++) {
+            to[i] = fo_floatx(from[i]);
+        }
+        fo_upload(g->params + k, to, n * sizeof(floatX), g->compute);
+        fo_stream_sync(g->compute);
     }
-    fo_upload(g->params, rounded, g->ts.nelem * sizeof(floatX), g->compute);
-    if (FO_FLOATX != FO_FP32) { fo_upload(g->master, local, g->ts.nelem * sizeof(float), g->compute); }
-    fo_stream_sync(g->compute);
-    free(rounded);
+    free(from);
+    free(to);
 }
 
 // ---- batch -----------------------------------------------------------------------------------------------------
@@ -797,36 +827,24 @@ static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOIN
 static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
     CheckpointState st;
-    float* local = (float*)calloc(g->ts.nelem, sizeof(float));
-    fo_require(local != NULL, "out of memory");
-    int rc = 0;
-    if (tr->first_step == 0) {
-        if (path[0]) {
-            rc = checkpoint_read_model(path, &g->ts, local, err);
-        } else {
-            gpt_random_weights(g, local, tr->opt->seed);
-        }
-        if (rc == 0) { gpt_set_weights(g, local); }
-        free(local);
-        return rc;
-    }
-    // the masters have every bit; the model file is them rounded
     char state_path[CHECKPOINT_PATH];
-    checkpoint_path(state_path, tr->opt->out, "state", tr->first_step);
+    int rc = 0;
     memset(&st, 0, sizeof st);
-    rc = checkpoint_read_state(state_path, &g->ts, &st, g->m, g->v, g->master, g->compute, err);
-    if (rc == 0 && st.trainer_nbytes != sizeof tr->state) {
-        rc = train_error(err, "%s: was written by another version of this program", state_path);
+    if (tr->first_step > 0) { // the masters have every bit; the model file is them rounded
+        checkpoint_path(state_path, tr->opt->out, "state", tr->first_step);
+        rc = checkpoint_read_state(state_path, &g->ts, &st, g->m, g->v, g->master, g->compute, err);
+        if (rc == 0 && st.trainer_nbytes != sizeof tr->state) {
+            rc = train_error(err, "%s: was written by another version of this program", state_path);
+        }
+        if (rc == 0) { rc = dataloader_restore(&tr->train, st.loader, st.loader_nbytes, err); }
+        if (rc == 0) { memcpy(&tr->state, st.trainer, sizeof tr->state); }
+        checkpoint_state_free(&st);
+    } else if (path[0]) {
+        rc = checkpoint_read_model(path, &g->ts, g->master, g->compute, err);
+    } else {
+        gpt_random_weights(g, tr->opt->seed);
     }
-    if (rc == 0) { rc = dataloader_restore(&tr->train, st.loader, st.loader_nbytes, err); }
-    if (rc == 0) {
-        memcpy(&tr->state, st.trainer, sizeof tr->state);
-        fo_download(local, g->master, g->ts.nelem * sizeof(float), g->compute);
-        fo_stream_sync(g->compute);
-        gpt_set_weights(g, local);
-    }
-    checkpoint_state_free(&st);
-    free(local);
+    if (rc == 0) { gpt_round_weights(g); }
     return rc;
 }
 

@@ -291,14 +291,19 @@ static int read_arena(In* in, uint64_t at, FoDtype type, const Tensors* ts, floa
     return rc;
 }
 
-int checkpoint_read_model(const char* path, const Tensors* ts, float* local, char err[TRAIN_ERR]) {
+int checkpoint_read_model(const char* path, const Tensors* ts, float* local, FoStream* s,
+                          char err[TRAIN_ERR]) {
     In in;
     GPTConfig c;
     int version;
     if (model_open(&in, path, &c, &version, err) != 0) { return -1; }
-    memset(local, 0, ts->nelem * sizeof(float));
+    if (s) {
+        fo_zero(local, ts->nelem * sizeof(float), s);
+    } else {
+        memset(local, 0, ts->nelem * sizeof(float));
+    }
     if (config_same(&in, &c, &ts->config, err) != 0) { return -1; }
-    if (read_arena(&in, HEADER_NBYTES, version == 3 ? FO_FP32 : FO_BF16, ts, local, NULL, err) != 0) {
+    if (read_arena(&in, HEADER_NBYTES, version == 3 ? FO_FP32 : FO_BF16, ts, local, s, err) != 0) {
         return -1;
     }
     fclose(in.f);

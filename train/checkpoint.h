@@ -36,10 +36,12 @@ int checkpoint_read_header(const char* path, GPTConfig* c, int* version, char er
 
 /* checkpoint_read_model -- this rank's part of a model file, version 3 or 5, as fp32.
  *
- * Ranks read on their own, block by block: no rank holds a whole tensor. local is host memory; gaps between
- * tensors become 0. The file's sizes must be those of ts.
+ * local    [ts->nelem], device memory, which s has passed on return; or host memory, where s is NULL. Gaps
+ *          between tensors become 0
+ * Ranks    read on their own, block by block: no rank holds a whole tensor. The file's sizes must be those
+ *          of ts.
  */
-int checkpoint_read_model(const char* path, const Tensors* ts, float* local /* [ts->nelem] */,
+int checkpoint_read_model(const char* path, const Tensors* ts, float* local, FoStream* s,
                           char err[TRAIN_ERR]);
 
 /* checkpoint_write_model -- all ranks' parts become one model file, of version 5 (FP32 builds: 3).

@@ -52,11 +52,10 @@ static void body(FoGroup* world, void* arg) {
     FoDevice* device = fo_device_open(0, 1);
     double peak = fo_device_peak_tflops(device);
     gpt_open(&g, x->config, &x->opt, world, device);
-    float* local = (float*)calloc(g.ts.nelem, sizeof(float));
     int* ids = (int*)malloc((size_t)(B * T) * sizeof(int));
-    fo_require(local && ids, "out of memory");
-    gpt_random_weights(&g, local, 42);
-    gpt_set_weights(&g, local);
+    fo_require(ids != NULL, "out of memory");
+    gpt_random_weights(&g, 42);
+    gpt_round_weights(&g);
     uint64_t rng = 1337;
     for (int i = 0; i < B * T; i++) {
         ids[i] = (int)(random_u32(&rng) % (uint32_t)x->config.V);

@@ -446,7 +446,7 @@ static void read_model_everywhere(const char* path, GPTConfig c, const float* fu
             tensors_init(&ts, c, P, r);
             float* local = malloc(ts.nelem * sizeof *local);
             memset(local, 0xff, ts.nelem * sizeof *local);
-            CHECK(checkpoint_read_model(path, &ts, local, err) == 0);
+            CHECK(checkpoint_read_model(path, &ts, local, NULL, err) == 0);
             check_local(&ts, local, full);
             free(local);
         }
@@ -625,7 +625,7 @@ static void test_bad_models(void) {
     CHECK(got.C == 100 && got.NH == 25 && got.L == 2 && got.V == 300 && got.Vp == 384 && got.maxT == 16);
     tensors_init(&ts, config(2, 100, 20, 300, 16), 1, 0);
     float* local = malloc(ts.nelem * sizeof *local);
-    CHECK(checkpoint_read_model(in_folder("bad.bin"), &ts, local, err) == -1);
+    CHECK(checkpoint_read_model(in_folder("bad.bin"), &ts, local, NULL, err) == -1);
     CHECK_HAS(err, "NH=25");
     CHECK_HAS(err, "NH=20");
     free(local);
