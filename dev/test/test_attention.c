@@ -1,7 +1,8 @@
-/* test_attention.c -- fo_attention_forward and backward: right, and a row has the same bits however rows are cut.
+/* test_attention.c -- fo_attention_forward and backward: right, and a row has the same bits however rows are
+ * cut.
  *
- * The oracle computes each head of each sequence in double with the whole [T, T] matrix, below. Rows that a forward
- * call must not read (queries and keys of later positions) are NaN while it runs.
+ * The oracle computes each head of each sequence in double with the whole [T, T] matrix, below. Rows that a
+ * forward call must not read (queries and keys of later positions) are NaN while it runs.
  */
 #include "dev/test/check.h"
 #include "flashoverlap/fo_ops.h"
@@ -150,9 +151,10 @@ static float* values_of(const floatX* x, size_t nelem) {
     return v;
 }
 
-/* bf16: p, ds and the results are rounded once each, by at most 2^-9 of themselves, and out, a result, is an input
- * of backward; errors of ds partly survive where terms cancel, hence 4. fp32: a few roundings, and exp within 2
- * units; inputs up to `size` have scores of the order of its square, whose roundings exp makes relative errors.
+/* bf16: p, ds and the results are rounded once each, by at most 2^-9 of themselves, and out, a result, is an
+ * input of backward; errors of ds partly survive where terms cancel, hence 4. fp32: a few roundings, and exp
+ * within 2 units; inputs up to `size` have scores of the order of its square, whose roundings exp makes
+ * relative errors.
  */
 static double tolerance(double bf16_roundings, double size) {
     return FO_FLOATX == FO_BF16 ? bf16_roundings * 0x1p-9 : 4e-6 + 1e-7 * size * size;
@@ -190,8 +192,8 @@ static void test_shapes(FoDevice* d, FoStream* s) {
     test_right(d, s, (FoLayout){1, 100, 1, 0}, 1, 64, 12.0f); // scores up to hundreds: one key takes it all
 }
 
-/* Calls for rows [row, row + cut), in ascending or descending order; before each, all that it must not read is NaN:
- * queries outside, keys and values of positions after its last one of a sequence.
+/* Calls for rows [row, row + cut), in ascending or descending order; before each, all that it must not read
+ * is NaN: queries outside, keys and values of positions after its last one of a sequence.
  */
 static void test_cut(FoDevice* d, FoStream* s, Case* c, size_t cut, int descending) {
     size_t n1 = c->N * c->C, nl = c->N * (size_t)c->NH, width = 3 * c->C;

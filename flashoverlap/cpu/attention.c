@@ -1,10 +1,10 @@
 /* attention.c -- causal self-attention of fo_ops.h on the cpu, forward and backward.
  *
  * One thread takes a head of a sequence (backward), or some of its queries (forward), and goes through blocks
- * of queries. The scores of a block, against all keys up to its last query, stay in the second-level cache; no
- * more of the [T, T] matrix ever exists, and the softmax of a row needs no second thoughts. All products are made
- * of one small kernel, `tile`, of bf16 with fp32 sums where the processor has that instruction, else in fp32.
- * Read tile, then forward_block, then backward_block.
+ * of queries. The scores of a block, against all keys up to its last query, stay in the second-level cache;
+ * no more of the [T, T] matrix ever exists, and the softmax of a row needs no second thoughts. All products
+ * are made of one small kernel, `tile`, of bf16 with fp32 sums where the processor has that instruction, else
+ * in fp32. Read tile, then forward_block, then backward_block.
  *
  * Equal bits however rows are cut: a row's sums run over positions from 0, in an order that its own position
  * alone decides. What lies beyond the diagonal is multiplied by an exact 0, and never read where it may be
@@ -28,11 +28,11 @@ typedef float Lane __attribute__((vector_size(64)));
 typedef int32_t IntLane __attribute__((vector_size(64)));
 
 // ---- the kernel -------------------------------------------------------------------------------------------
-/* Num is what products are made of. PAIR of them lie side by side along the width summed over: two bf16 for the
- * instruction that multiplies pairs, else one float.
+/* Num is what products are made of. PAIR of them lie side by side along the width summed over: two bf16 for
+ * the instruction that multiplies pairs, else one float.
  *
  *   rows    [rows][width]                        the left factor: as it is
- *   panels  [cols / NR][width / PAIR][NR][PAIR]  the right factor: NR columns together, in the order of their use
+ *   panels  [cols / NR][width / PAIR][NR][PAIR]  the right factor: NR columns together, in order of use
  */
 #if defined(__AVX512BF16__) && !defined(FO_PRECISION_FP32)
 #include <immintrin.h>
@@ -78,7 +78,8 @@ static inline Lane mul_add(Lane sum, const Num* a, const Num* b) {
 }
 #endif
 
-// sum[r] += (row r of a) . (each column of a panel) over `width` numbers, a multiple of PAIR; rows are lda apart
+// sum[r] += (row r of a) . (each column of a panel) over `width` numbers, a multiple of PAIR; rows are lda
+// apart
 static inline void tile(Lane sum[MR], const Num* a, size_t lda, const Num* panel, size_t width) {
     Lane acc[MR];
     memcpy(acc, sum, sizeof acc);
@@ -117,8 +118,8 @@ static inline Lane lane_max(Lane a, Lane b) {
 
 /* exp(x) for x <= 88 within 2 units in the last place; 0 below -87.7.
  *
- * x = k ln 2 + r. Adding 1.5 * 2^23 rounds to a whole k and leaves it in the low bits, from where a shift makes
- * the exponent of 2^k (0 for k = -127). exp(r), |r| <= ln 2 / 2, is its Taylor series up to r^7.
+ * x = k ln 2 + r. Adding 1.5 * 2^23 rounds to a whole k and leaves it in the low bits, from where a shift
+ * makes the exponent of 2^k (0 for k = -127). exp(r), |r| <= ln 2 / 2, is its Taylor series up to r^7.
  */
 static inline Lane lane_exp(Lane x) {
     const float magic = 12582912.0f;
@@ -396,10 +397,10 @@ static void forward_op(FoStream* s, void* args) {
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
-/* Scores are computed transposed, [keys][queries]: so p and ds are the left factors of dv and dk as they stand,
- * and the statistics of queries lie along vectors. dq is computed transposed too, with ds as the right factor, of
- * which a second copy, in panels, is kept. q_columns, do_columns: panels whose columns are queries; q_panels,
- * do_panels: whose columns are channels.
+/* Scores are computed transposed, [keys][queries]: so p and ds are the left factors of dv and dk as they
+ * stand, and the statistics of queries lie along vectors. dq is computed transposed too, with ds as the right
+ * factor, of which a second copy, in panels, is kept. q_columns, do_columns: panels whose columns are
+ * queries; q_panels, do_panels: whose columns are channels.
  */
 typedef struct {
     Num *k, *v, *k_transposed;          // [Tp][hsp], [Tp][hsp], [hsp][ldt]

@@ -1,11 +1,12 @@
 /* matmul.c -- the GEMMs of fo_ops.h on the cpu: forward, dgrad, wgrad, and the device's peak rate.
  *
- * oneDNN computes them where its "brgemm" kernels run (AVX-512 and later; bf16 where the processor has it), plain
- * loops everywhere else and in builds without oneDNN. The reason for the choice is the promise of fo_ops.h that a
- * row has the same bits however rows are cut into calls. oneDNN's older kernels ("gemm:jit", all that a processor
- * with AVX2 gets) round differently for almost any other number of rows. brgemm does not while the width summed
- * over is at most 1024 (measured on AMX; on AVX-512 at any width), so wider sums are cut into pieces added in
- * fp32 (K_PIECE). test_matmul.c checks the promise on the machine it runs on.
+ * oneDNN computes them where its "brgemm" kernels run (AVX-512 and later; bf16 where the processor has it),
+ * plain loops everywhere else and in builds without oneDNN. The reason for the choice is the promise of
+ * fo_ops.h that a row has the same bits however rows are cut into calls. oneDNN's older kernels ("gemm:jit",
+ * all that a processor with AVX2 gets) round differently for almost any other number of rows. brgemm does
+ * not, measured with oneDNN 2.6.3 for bf16 and fp32, but for AMX where the width summed over is above 1024:
+ * there wider sums are cut into pieces added in fp32 (K_PIECE). test_matmul.c checks the promise on the
+ * machine it runs on.
  */
 #include "flashoverlap/cpu/cpu.h"
 #include "flashoverlap/fo_ops.h"
@@ -43,8 +44,9 @@ static size_t round_up(size_t a, size_t unit) {
 
 // ---- plain loops ------------------------------------------------------------------------------------------
 /* A tile of MR x NR results stays in registers while k runs over all of K. a and b are first copied into fp32
- * panels in the order in which the tile reads them, with zeros beyond the edge: every result is then computed by
- * the same instructions in the same order, wherever it lies. That is all that the promise of equal bits needs.
+ * panels in the order in which the tile reads them, with zeros beyond the edge: every result is then computed
+ * by the same instructions in the same order, wherever it lies. That is all that the promise of equal bits
+ * needs.
  */
 typedef float Lane __attribute__((vector_size(64)));
 #ifdef __AVX512F__
@@ -134,7 +136,7 @@ static void plain_gemm(FoStream* s, const Gemm* g) {
 
 // ---- oneDNN -----------------------------------------------------------------------------------------------
 #if FO_ONEDNN
-enum { K_PIECE = 1024, ROW_BLOCK = 512 };
+enum { K_PIECE = 1024, ROW_BLOCK = 256 };
 
 // what makes two GEMMs the same primitive; compared as bytes, so it has no padding
 typedef struct {
@@ -153,8 +155,9 @@ typedef const dnnl_memory_desc_t* DescArg;
 #define DESC_ARG(d) (&(d))
 #endif
 
-/* A primitive has no state of its own: its scratchpad and memory objects belong to the call. (In oneDNN's default
- * mode the scratchpad is shared by all threads that use equal primitives, and results are silently wrong.)
+/* A primitive has no state of its own: its scratchpad and memory objects belong to the call. (In oneDNN's
+ * default mode the scratchpad is shared by all threads that use equal primitives, and results are silently
+ * wrong.)
  */
 typedef struct Primitive {
     struct Primitive* next;
@@ -163,6 +166,7 @@ typedef struct Primitive {
     dnnl_primitive_desc_t desc;
     dnnl_primitive_t primitive; // NULL: not to be had with kernels that keep the promise
     size_t scratch_nbytes;
+    int wide_depends_on_M; // its bits may, where K > K_PIECE
 } Primitive;
 
 struct FoMatmul {
@@ -240,6 +244,7 @@ static Primitive* primitive_create(struct FoMatmul* m, const Key* key) {
                "query of the kernel");
     // "gemm:jit" breaks the promise; its bf16 without bf16 instructions is slower than plain loops besides
     if (strncmp(kernel, "brg", 3) != 0) { return p; }
+    p->wide_depends_on_M = DNNL_VERSION_MAJOR >= 3 || strstr(kernel, "amx") != NULL; // 3: not measured
     p->scratch_nbytes =
         dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(p->desc, dnnl_query_scratchpad_md, 0));
     check_dnnl(dnnl_primitive_create(&p->primitive, p->desc), "primitive");
@@ -342,13 +347,29 @@ static void round_rows(FoBf16* out, const float* inp, size_t nelem) {
     }
 }
 
-// the part of g that sums over k0 ... k0+K-1; all but the first add to what is there
+// dst [rows][width] = the columns of src from k0 on; src has rows of src_width
+static void copy_columns(floatX* dst, const floatX* src, size_t rows, size_t width, size_t src_width,
+                         size_t k0) {
+    PARALLEL_FOR
+    for (size_t r = 0; r < rows; r++) {
+        memcpy(dst + r * width, src + r * src_width + k0, width * sizeof *dst);
+    }
+}
+
+/* The part of g that sums over k0 ... k0+K-1, into fp32; all but the first add to what is there. brgemm
+ * declines rows that are further apart than they are long, so a, and b if it is a transposed weight, become
+ * dense.
+ */
 static Gemm k_piece(const Gemm* g, size_t k0, size_t K) {
     Gemm piece = *g;
-    piece.a += k0 * g->a_col;
-    piece.b += k0 * g->b_row;
     piece.K = K;
+    piece.a_row = K;
     piece.out_type = FO_FP32;
+    if (g->b_row == 1) {
+        piece.b_col = K;
+    } else {
+        piece.b += k0 * g->b_row;
+    }
     if (k0 > 0) {
         piece.bias = NULL;
         piece.accumulate = 1;
@@ -356,49 +377,64 @@ static Gemm k_piece(const Gemm* g, size_t k0, size_t K) {
     return piece;
 }
 
-// Scratch that the pieces of g need at most, or -1 if one of them is no primitive that keeps the promise.
+// scratch that the pieces of g need at most, or -1 if one of them is no primitive that keeps the promise
 static int64_t pieces_scratch(struct FoMatmul* m, const Gemm* g, size_t len) {
     size_t most = 0;
     for (size_t k0 = 0; k0 < g->K; k0 += len) {
         Gemm piece = k_piece(g, k0, min_size(len, g->K - k0));
         Primitive* p = primitive_of(m, &piece);
         if (!p->primitive) { return -1; }
-        if (p->scratch_nbytes > most) { most = p->scratch_nbytes; }
+        most = p->scratch_nbytes > most ? p->scratch_nbytes : most;
     }
     return (int64_t)most;
 }
 
-// Sums over K in pieces, in fp32, a block of rows at a time to stay in the cache. K alone decides the pieces.
+/* Sums over K in pieces, in fp32, a block of rows at a time to stay in the cache. K alone decides the pieces.
+ * a's rows must be dense. 0: not to be had, and nothing is written.
+ */
 static int onednn_pieces(FoStream* s, struct FoMatmul* m, const Gemm* g) {
     size_t npieces = (g->K + K_PIECE - 1) / K_PIECE, len = round_up((g->K + npieces - 1) / npieces, 64);
-    int rounds = g->out_type == FO_BF16;
+    size_t most = 0, last = g->M % ROW_BLOCK;
+    int rounds = g->out_type == FO_BF16, copies_b = g->b_row == 1;
+    Gemm rows = *g;
+    for (int i = 0; i < 2; i++) { // blocks have at most two sizes
+        rows.M = i == 0 ? min_size(ROW_BLOCK, g->M) : last;
+        int64_t nbytes = rows.M > 0 ? pieces_scratch(m, &rows, len) : 0;
+        if (nbytes < 0) { return 0; }
+        most = (size_t)nbytes > most ? (size_t)nbytes : most;
+    }
+    size_t a_nbytes = round_up(min_size(ROW_BLOCK, g->M) * len * sizeof(floatX), 64);
+    size_t b_nbytes = copies_b ? round_up(g->N * g->K * sizeof(floatX), 64) : 0;
+    size_t sums_nbytes = rounds ? round_up(min_size(ROW_BLOCK, g->M) * g->N * sizeof(float), 64) : 0;
+    char* scratch = fo__scratch(s, a_nbytes + b_nbytes + sums_nbytes + most);
+    floatX *a = (floatX*)scratch, *b = (floatX*)(scratch + a_nbytes);
+    for (size_t k0 = 0; copies_b && k0 < g->K; k0 += len) {
+        copy_columns(b + k0 * g->N, g->b, g->N, min_size(len, g->K - k0), g->K, k0);
+    }
     for (size_t row = 0; row < g->M; row += ROW_BLOCK) {
-        Gemm rows = *g;
         rows.M = min_size(ROW_BLOCK, g->M - row);
-        rows.a += row * g->a_row;
         rows.c = (char*)g->c + row * g->N * fo_dtype_nbytes(g->out_type);
-        int64_t scratch_nbytes = pieces_scratch(m, &rows, len);
-        if (scratch_nbytes < 0) { return 0; }
-        size_t sums_nbytes = rounds ? round_up(rows.M * g->N * sizeof(float), 64) : 0;
-        char* scratch = fo__scratch(s, sums_nbytes + (size_t)scratch_nbytes);
-        void* sums = rounds ? scratch : rows.c;
+        void* sums = rounds ? scratch + a_nbytes + b_nbytes : rows.c;
         for (size_t k0 = 0; k0 < g->K; k0 += len) {
             Gemm piece = k_piece(&rows, k0, min_size(len, g->K - k0));
+            copy_columns(a, g->a + row * g->K, rows.M, piece.K, g->K, k0);
+            piece.a = a;
+            piece.b = copies_b ? b + k0 * g->N : piece.b;
             piece.c = sums;
-            execute(m, primitive_of(m, &piece), &piece, scratch + sums_nbytes);
+            execute(m, primitive_of(m, &piece), &piece, scratch + a_nbytes + b_nbytes + sums_nbytes);
         }
         if (rounds) { round_rows(rows.c, sums, rows.M * g->N); }
     }
     return 1;
 }
 
-// 0: not to be had, nothing is written
+// 0: not to be had, and nothing is written
 static int onednn_gemm(FoStream* s, const Gemm* g) {
     struct FoMatmul* m = matmul_of(fo_stream_device(s));
-    // wgrad adds to dweight, and gets the same rows in every mode
-    if (g->K > K_PIECE && !g->accumulate) { return onednn_pieces(s, m, g); }
     Primitive* p = primitive_of(m, g);
     if (!p->primitive) { return 0; }
+    // wgrad, which adds to dweight, gets the same rows in every mode
+    if (p->wide_depends_on_M && g->K > K_PIECE && !g->accumulate) { return onednn_pieces(s, m, g); }
     execute(m, p, g, fo__scratch(s, p->scratch_nbytes));
     return 1;
 }
@@ -463,9 +499,9 @@ void fo_matmul_wgrad(float* dweight, float* dbias, const floatX* dout, const flo
     if (dbias) { fo_bias_backward(dbias, dout, n, OC, s); }
 }
 
-/* The mean over some runs of a GEMM as large as a layer's, on a stream of its own, so that it runs as the others do: what
- * MFU can reach. Not the best run: when all ranks measure at once, each gets its share of the cores now and then more,
- * and the sum must be what the machine can do.
+/* The mean over some runs of a GEMM as large as a layer's, on a stream of its own, so that it runs as the
+ * others do: what MFU can reach. Not the best run: when all ranks measure at once, each gets its share of the
+ * cores now and then more, and the sum must be what the machine can do.
  */
 double fo_device_peak_tflops(FoDevice* d) {
     enum { N = 2048, K = 1024 };
