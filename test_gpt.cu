@@ -93,7 +93,7 @@ static void open_case(Case* c, GPT* g, FoGroup* world) {
     gpt_open(g, c->config, &c->opt, world, device);
     snprintf(path, sizeof path, "dev/fixture/%s.bin", c->name);
     fo_require(checkpoint_read_model(path, &g->ts, g->master, g->compute, err) == 0, "%s", err);
-    gpt_round_weights(g);
+    weights_round(g->params, g->master, g->ts.nelem, g->compute);
 }
 
 static void close_case(GPT* g) {

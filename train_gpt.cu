@@ -22,6 +22,7 @@
 #include "train/sampler.h"
 #include "train/schedule.h"
 #include "train/tensors.h"
+#include "train/weights.h"
 
 // ---- the overlapped operations of a step -----------------------------------------------------------------------
 enum { E1, F1, F2, F3, F4, H1, H2, H2_NEXT, H3, B1, B2, B3, B4, B5, B6, B7, B7_BACK, E2, NSITES };
@@ -261,84 +262,6 @@ static void gpt_close(GPT* g) {
     fo_fetch_destroy(g->device, g->fetch);
     free(g->host_ints);
     free(g->host_losses);
-}
-
-// ---- initial weights -------------------------------------------------------------------------------------------
-// They go to the masters, a few MB at a time: beside a rank's arrays there is no room for another copy of its part.
-enum { BLOCK_NELEM = 1 << 20 };
-
-// every rank draws the whole model's numbers, in llm.c's order, and keeps its part
-static void init_tensor(GPT* g, Rng* rng, int tensor, int l, float std) {
-    const Tensor* t = &g->ts.t[tensor];
-    const TensorPart p = tensor_part(&g->ts, tensor, g->r);
-    const size_t rows = tensor == WTE ? (size_t)g->config.V : t->rows; // padding rows stay zero
-    // numbers are drawn 16 at a time, and the last 16 of a tensor anew: so the last block takes what is left
-    const size_t block = (BLOCK_NELEM / t->cols + 15) / 16 * 16;
-    float* full = (float*)malloc(2 * block * t->cols * sizeof(float));
-    float* dst = g->master + t->offset + (size_t)l * tensor_local(t);
-    fo_require(full != NULL, "out of memory");
-    for (size_t row = 0, n; row < rows; row += n) {
-        size_t k = 0; // rows of the own part, moved to the front
-        n = rows - row < 2 * block ? rows - row : block;
-        rng_normal(rng, full, n * t->cols, 0.0f, std);
-        for (size_t i = 0; i < n; i++) {
-            size_t in_run = p.nruns > 1 ? (row + i) % p.stride : row + i;
-            if (in_run < p.row0 || in_run >= p.row0 + p.nrows) { continue; }
-            memmove(full + k++ * p.ncols, full + i * t->cols + p.col0, p.ncols * sizeof(float));
-        }
-        fo_upload(dst, full, k * p.ncols * sizeof(float), g->compute);
-        fo_stream_sync(g->compute);
-        dst += k * p.ncols;
-    }
-    free(full);
-}
-
-static void gpt_random_weights(GPT* g, int seed) {
-    Rng rng;
-    rng_seed(&rng, (uint32_t)seed);
-    const float std = 0.02f, residual_std = 0.02f / sqrtf(2.0f * (float)g->config.L);
-    init_tensor(g, &rng, WTE, 0, std);
-    init_tensor(g, &rng, WPE, 0, std);
-    for (int l = 0; l < g->config.L; l++) {
-        init_tensor(g, &rng, QKVW, l, std);
-        init_tensor(g, &rng, ATTPROJW, l, residual_std);
-        init_tensor(g, &rng, FCW, l, std);
-        init_tensor(g, &rng, FCPROJW, l, residual_std);
-    }
-    static const int with_ones[] = {LN1W, LN2W, LNFW};
-    size_t most = (size_t)g->config.L * (size_t)g->config.C;
-    float* ones = (float*)malloc(most * sizeof(float));
-    fo_require(ones != NULL, "out of memory");
-    for (size_t k = 0; k < most; k++) {
-        ones[k] = 1.0f;
-    }
-    for (int i = 0; i < 3; i++) {
-        const Tensor* t = &g->ts.t[with_ones[i]];
-        fo_upload(g->master + t->offset, ones, (size_t)t->layers * tensor_local(t) * sizeof(float),
-                  g->compute);
-    }
-    fo_stream_sync(g->compute);
-    free(ones);
-}
-
-// parameters become the masters, rounded
-static void gpt_round_weights(GPT* g) {
-    if (FO_FLOATX == FO_FP32) { return; } // they are the same
-    float* from = (float*)malloc(BLOCK_NELEM * sizeof(float));
-    floatX* to = (floatX*)malloc(BLOCK_NELEM * sizeof(floatX));
-    fo_require(from && to, "out of memory");
-    for (size_t k = 0, n; k < g->ts.nelem; k += n) {
-        n = g->ts.nelem - k < BLOCK_NELEM ? g->ts.nelem - k : BLOCK_NELEM;
-        fo_download(from, g->master + k, n * sizeof(float), g->compute);
-        fo_stream_sync(g->compute);
-        for (size_t i = 0; i < n; i++) {
-            to[i] = fo_floatx(from[i]);
-        }
-        fo_upload(g->params + k, to, n * sizeof(floatX), g->compute);
-        fo_stream_sync(g->compute);
-    }
-    free(from);
-    free(to);
 }
 
 // ---- batch -----------------------------------------------------------------------------------------------------
@@ -783,14 +706,23 @@ static void print_model(const Trainer* tr, const GPT* g) {
     report_rule();
 }
 
-// bytes of this rank's arrays; what a rank needs beside them is the libraries' and the threads'
-static void print_memory(const GPT* g, size_t acts_nbytes) {
+// bytes of this rank's arrays, also returned; what it needs beside them: beside_nbytes
+static size_t print_memory(const GPT* g, size_t acts_nbytes) {
     size_t nelem = g->ts.ncut + replicated(g), nx = nelem * sizeof(floatX), nf = nelem * sizeof(float);
     size_t masters = FO_FLOATX == FO_FP32 ? 0 : nf, total = nx + nf + masters + 2 * nf + acts_nbytes;
     printf("memory of rank %d: %zu MiB for model parameters, %zu MiB for gradients, %zu MiB for AdamW's m, v "
            "and masters, "
            "%zu MiB for activations, in all %.1f MiB\n",
            g->r, nx >> 20, nf >> 20, (2 * nf + masters) >> 20, acts_nbytes >> 20, (double)total / 1048576.0);
+    return total;
+}
+
+/* What P threads of a process need beside their arrays, as measured (cpu, models of 0.3 to 1 GB, P = 1, 2, 4, either
+ * precision): the program and its libraries 14 MiB; a rank 8 MiB of stacks and scratch, and the largest of what it takes
+ * for a while, the 8 Mi numbers with which its peak is measured.
+ */
+static size_t beside_nbytes(int P) {
+    return ((size_t)14 << 20) + (size_t)P * (((size_t)8 << 20) + ((size_t)8 << 20) * sizeof(floatX));
 }
 
 // ---- files -----------------------------------------------------------------------------------------------------
@@ -842,9 +774,9 @@ static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
     } else if (path[0]) {
         rc = checkpoint_read_model(path, &g->ts, g->master, g->compute, err);
     } else {
-        gpt_random_weights(g, tr->opt->seed);
+        weights_random(&g->ts, tr->opt->seed, g->master, g->compute);
     }
-    if (rc == 0) { gpt_round_weights(g); }
+    if (rc == 0) { weights_round(g->params, g->master, g->ts.nelem, g->compute); }
     return rc;
 }
 
@@ -1146,14 +1078,18 @@ static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
                (size_t)t->layers * t->rows * t->cols);
     }
     printf("%-10s %69zu\n", "all", g.ts.ntotal);
+    size_t total = beside_nbytes(P);
     for (int r = 0; r < P; r++) {
         gpt_sizes(&g, c, opt, P, r);
         size_t nbytes = 0;
         for (int i = 0, k = gpt_carve(&g, list, opt->wire); i < k; i++) {
             nbytes += list[i].nbytes;
         }
-        print_memory(&g, nbytes);
+        total += print_memory(&g, nbytes);
     }
+    printf("memory of the process, ranks as threads: about %zu MiB, of them %zu for libraries, threads and "
+           "buffers\n",
+           total >> 20, beside_nbytes(P) >> 20);
     for (int i = 0; i < NSITES; i++) {
         FoPlan plan;
         FoTopology topology = SITES[i].whole ? FO_DIRECT : opt->topology;

@@ -54,8 +54,8 @@ static void body(FoGroup* world, void* arg) {
     gpt_open(&g, x->config, &x->opt, world, device);
     int* ids = (int*)malloc((size_t)(B * T) * sizeof(int));
     fo_require(ids != NULL, "out of memory");
-    gpt_random_weights(&g, 42);
-    gpt_round_weights(&g);
+    weights_random(&g.ts, 42, g.master, g.compute);
+    weights_round(g.params, g.master, g.ts.nelem, g.compute);
     uint64_t rng = 1337;
     for (int i = 0; i < B * T; i++) {
         ids[i] = (int)(random_u32(&rng) % (uint32_t)x->config.V);
@@ -87,7 +87,6 @@ static void body(FoGroup* world, void* arg) {
     printf("median %.1f tok/s, %.1f %% MFU, spread %.1f to %.1f tok/s over %d steps\n", rate,
            100.0 * rate * flops / (peak * 1e12), B * T / seconds[x->nsteps - 1], B * T / seconds[0],
            x->nsteps);
-    free(local);
     free(ids);
     gpt_close(&g);
     fo_device_close(device);
