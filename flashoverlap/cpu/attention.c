@@ -25,7 +25,8 @@
 #endif
 
 typedef float Lane __attribute__((vector_size(64)));
-typedef int32_t IntLane __attribute__((vector_size(64)));
+typedef int32_t IntLane __attribute__((vector_size(64))); // comparisons give -1 or 0
+typedef uint32_t BitLane __attribute__((vector_size(64)));
 
 // ---- the kernel -------------------------------------------------------------------------------------------
 /* Num is what products are made of. PAIR of them lie side by side along the width summed over: two bf16 for
@@ -58,6 +59,12 @@ static inline void num_store(Num* dst, Lane v) {
     __m256bh b = _mm512_cvtneps_pbh((__m512)v);
     memcpy(dst, &b, sizeof b);
 }
+// rows k (even) and k + 1 of a panel, from panel_index(k, 0) on
+static inline void panel_store(Num* panel, Lane even, Lane odd) {
+    __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)even));
+    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)odd));
+    _mm512_storeu_si512(panel, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
 static inline Lane mul_add(Lane sum, const Num* a, const Num* b) {
     int32_t pair;
     memcpy(&pair, a, sizeof pair);
@@ -70,6 +77,10 @@ static inline Num num_of_floatx(floatX x) {
 }
 static inline void num_store(Num* dst, Lane v) {
     memcpy(dst, &v, sizeof v);
+}
+static inline void panel_store(Num* panel, Lane even, Lane odd) {
+    num_store(panel, even);
+    num_store(panel + NR, odd);
 }
 static inline Lane mul_add(Lane sum, const Num* a, const Num* b) {
     Lane v;
@@ -134,7 +145,7 @@ static inline Lane lane_exp(Lane x) {
     p = p * r + 1.0f / 6;
     p = p * r + 0.5f;
     p = (p * r) * r + r + 1.0f;
-    return p * (Lane)(((IntLane)shifted << 23) + 0x3f800000);
+    return p * (Lane)(((BitLane)shifted << 23) + 0x3f800000u);
 }
 
 // sum and maximum of a vector's lanes, halves first
@@ -349,18 +360,18 @@ static void forward_task(const Args* a, const Task* task, char* scratch) {
     }
 }
 
-/* The runs of positions within the call's rows, cut into tasks, for all heads. Returns how many; tasks may be
- * NULL. *pairs: the (query, key) pairs that one head of them sees.
+/* The runs of positions within the call's rows, cut into tasks of at most task_rows, for all heads. Returns
+ * how many; tasks may be NULL. *pairs: the (query, key) pairs that one head of them sees.
  */
-static size_t make_tasks(const Args* a, Task* tasks, double* pairs) {
+static size_t make_tasks(const Args* a, size_t task_rows, Task* tasks, double* pairs) {
     size_t ntasks = 0, run = (size_t)fo_layout_run(a->l);
     *pairs = 0.0;
     for (int b = 0; b < a->l.B; b++) {
         for (size_t t = 0; t < (size_t)a->l.T; t += run) {
             size_t row = fo_layout_row(a->l, b, (int)t);
             size_t begin = row > a->row0 ? row : a->row0, end = min_size(row + run, a->row0 + a->n);
-            for (size_t r = begin; r < end; r += TASK_ROWS) {
-                size_t t0 = t + r - row, nt = min_size(TASK_ROWS, end - r);
+            for (size_t r = begin; r < end; r += task_rows) {
+                size_t t0 = t + r - row, nt = min_size(task_rows, end - r);
                 *pairs += (double)nt * ((double)t0 + 0.5 * (double)(nt + 1));
                 for (int h = 0; h < a->NH; h++, ntasks++) {
                     if (tasks) { tasks[ntasks] = (Task){b, h, t0, nt}; }
@@ -384,11 +395,17 @@ static void forward_op(FoStream* s, void* args) {
     double pairs;
     ForwardScratch f;
     Head h = head_of(a, 0, 0);
-    size_t ntasks = make_tasks(a, NULL, &pairs), tasks_nbytes = round_up(ntasks * sizeof(Task), 64);
-    size_t own = forward_scratch(&f, &h, NULL);
-    char* scratch = fo__scratch(s, tasks_nbytes + (size_t)fo_stream_device(s)->nthreads * own);
+    size_t own = forward_scratch(&f, &h, NULL), nthreads = (size_t)fo_stream_device(s)->nthreads;
+    // each task prepares its keys anew, so whole runs are best where there are enough of them
+    size_t task_rows = h.T, ntasks = make_tasks(a, task_rows, NULL, &pairs);
+    if (ntasks < 4 * nthreads) {
+        task_rows = TASK_ROWS;
+        ntasks = make_tasks(a, task_rows, NULL, &pairs);
+    }
+    size_t tasks_nbytes = round_up(ntasks * sizeof(Task), 64);
+    char* scratch = fo__scratch(s, tasks_nbytes + nthreads * own);
     Task* tasks = (Task*)scratch;
-    make_tasks(a, tasks, &pairs);
+    make_tasks(a, task_rows, tasks, &pairs);
     PARALLEL_FOR
     for (size_t i = 0; i < ntasks; i++) { // later positions cost more: first
         forward_task(a, &tasks[ntasks - 1 - i], scratch + tasks_nbytes + this_thread() * own);
@@ -449,12 +466,14 @@ static Stats query_stats(const Head* h, size_t t0, size_t nt) {
         size_t row = row_of(h, t0 + i);
         const floatX* out = h->a->out + row * h->C + (size_t)h->h * h->hs;
         const floatX* dout = dout_at(h, t0 + i);
-        float sum = 0.0f;
-        for (size_t d = 0; d < h->hs; d++) {
-            sum += fo_float(out[d]) * fo_float(dout[d]);
+        Lane sum = {0};
+        for (size_t d = 0; d < h->hs; d += NR) {
+            for (size_t c = 0; c < min_size(NR, h->hs - d); c++) {
+                sum[c] += fo_float(out[d + c]) * fo_float(dout[d + c]);
+            }
         }
         st.lse[i] = h->a->lse[row * (size_t)h->a->NH + (size_t)h->h];
-        st.delta[i] = sum;
+        st.delta[i] = lanes_sum(sum);
     }
     return st;
 }
@@ -472,15 +491,16 @@ static void backward_scores(const Head* h, const BackwardScratch* w, const Stats
         Lane score[MR] = {0}, dp[MR] = {0};
         tile(score, w->k + k * h->hsp, h->hsp, w->q_columns + j * h->hsp, h->hsp);
         tile(dp, w->v + k * h->hsp, h->hsp, w->do_columns + j * h->hsp, h->hsp);
-        for (size_t r = 0; r < MR; r++) {
-            Num* ds_row = w->ds + (k + r) * w->ldq + j;
-            IntLane seen = query >= (int)(k + r);
-            Lane p = lane_mask(seen, lane_exp(score[r] * scale - st->lse));
-            num_store(w->p + (k + r) * w->ldq + j, p);
-            num_store(ds_row, p * (dp[r] - st->delta) * scale);
-            for (size_t c = 0; c < NR; c++) {
-                panel[panel_index(k + r, c)] = ds_row[c];
+        for (size_t r = 0; r < MR; r += 2) {
+            Lane ds[2];
+            for (size_t i = 0; i < 2; i++) {
+                IntLane seen = query >= (int)(k + r + i);
+                Lane p = lane_mask(seen, lane_exp(score[r + i] * scale - st->lse));
+                ds[i] = p * (dp[r + i] - st->delta) * scale;
+                num_store(w->p + (k + r + i) * w->ldq + j, p);
+                num_store(w->ds + (k + r + i) * w->ldq + j, ds[i]);
             }
+            panel_store(panel + (k + r) * NR, ds[0], ds[1]);
         }
     }
 }
