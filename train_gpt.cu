@@ -643,9 +643,11 @@ static void on_signal(int sig) {
     stop_signal = sig;
 }
 
-/* Ends all ranks with the user's error. One that every rank has found is rank 0's to tell: the others give it time. */
+/* Ends all ranks with the user's error. One that every rank has found is rank 0's to tell: the others give it time, on a
+ * busy machine a launcher takes seconds to end processes. It does so by a signal, which our handler takes.
+ */
 static void user_error(int rank, const char* err) {
-    if (rank != 0) { sleep(8); } // on a busy machine a launcher takes seconds to end processes
+    if (rank != 0 && sleep(8) != 0) { _exit(1); }
     fo_quit(1, "%s", err);
 }
 
@@ -793,6 +795,7 @@ static int write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
     st.trainer = &tr->state;
     st.trainer_nbytes = sizeof tr->state;
     if (tr->rank == 0) { printf("Writing checkpoint at step %d\n", tr->step); }
+    if (tr->rank == 0 && checkpoint_remove(tr->opt->out, tr->step, err)) { return -1; }
     checkpoint_path(path, tr->opt->out, "model", tr->step);
     int rc = checkpoint_write_model(path, &g->ts, g->params, g->tp, g->comm, err);
     checkpoint_path(path, tr->opt->out, "state", tr->step);
@@ -801,6 +804,10 @@ static int write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
     }
     free(st.loader);
     if (rc == 0 && tr->rank == 0) { rc = checkpoint_write_done(tr->opt->out, tr->step, err); }
+    if (rc != 0 && tr->rank == 0) {
+        char why[TRAIN_ERR];
+        checkpoint_remove(tr->opt->out, tr->step, why); // a model without its state
+    }
     if (rc == 0 && tr->rank == 0) {
         rc = checkpoint_prune(tr->opt->out, tr->step, tr->opt->keep_checkpoints,
                               tr->opt->major_checkpoint_every, err);

@@ -651,8 +651,17 @@ static int remove_file(const char* path, char err[TRAIN_ERR]) {
     return train_error(err, "%s: cannot be deleted: %s", path, strerror(errno));
 }
 
-int checkpoint_prune(const char* dir, int step, int keep, int major, char err[TRAIN_ERR]) {
+int checkpoint_remove(const char* dir, int step, char err[TRAIN_ERR]) {
     char path[CHECKPOINT_PATH];
+    checkpoint_done_path(path, dir, step); // first, so that no half checkpoint ever looks complete
+    int rc = remove_file(path, err);
+    checkpoint_path(path, dir, "model", step);
+    rc = rc ? rc : remove_file(path, err);
+    checkpoint_path(path, dir, "state", step);
+    return rc ? rc : remove_file(path, err);
+}
+
+int checkpoint_prune(const char* dir, int step, int keep, int major, char err[TRAIN_ERR]) {
     int* steps;
     int rc = 0, nkept = 0;
     if (keep <= 0) { return 0; }
@@ -663,12 +672,7 @@ int checkpoint_prune(const char* dir, int step, int keep, int major, char err[TR
             nkept++;
             continue;
         }
-        checkpoint_done_path(path, dir, steps[i]); // first, so that no half checkpoint ever looks complete
-        rc = remove_file(path, err);
-        checkpoint_path(path, dir, "model", steps[i]);
-        rc = rc ? rc : remove_file(path, err);
-        checkpoint_path(path, dir, "state", steps[i]);
-        rc = rc ? rc : remove_file(path, err);
+        rc = checkpoint_remove(dir, steps[i], err);
     }
     free(steps);
     return n < 0 ? -1 : rc;

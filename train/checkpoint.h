@@ -100,6 +100,11 @@ int checkpoint_write_done(const char* dir, int step, char err[TRAIN_ERR]);
  */
 int checkpoint_find(const char* dir, char err[TRAIN_ERR]);
 
+/* checkpoint_remove -- deletes what there is of a step's checkpoint, DONE first. Rank 0: before it writes one, so
+ * that an earlier run's is never mixed with it, and if that fails.
+ */
+int checkpoint_remove(const char* dir, int step, char err[TRAIN_ERR]);
+
 /* checkpoint_prune -- keeps the `keep` newest checkpoints of steps up to `step`, and those of a multiple of
  * `major` (0: of none); deletes the other ones up to `step`, DONE first. keep 0: keeps all. Rank 0.
  */
