@@ -24,9 +24,17 @@
 #define PARALLEL_FOR
 #endif
 
-typedef float Lane __attribute__((vector_size(64)));
-typedef int32_t IntLane __attribute__((vector_size(64))); // comparisons give -1 or 0
-typedef uint32_t BitLane __attribute__((vector_size(64)));
+// a register of floats
+#if defined(__AVX512F__)
+enum { LANE_NBYTES = 64 };
+#elif defined(__AVX__)
+enum { LANE_NBYTES = 32 };
+#else
+enum { LANE_NBYTES = 16 };
+#endif
+typedef float Lane __attribute__((vector_size(LANE_NBYTES)));
+typedef int32_t IntLane __attribute__((vector_size(LANE_NBYTES))); // comparisons give -1 or 0
+typedef uint32_t BitLane __attribute__((vector_size(LANE_NBYTES)));
 
 // ---- the kernel -------------------------------------------------------------------------------------------
 /* Num is what products are made of. PAIR of them lie side by side along the width summed over: two bf16 for
@@ -43,12 +51,8 @@ enum { PAIR = 2 };
 typedef float Num;
 enum { PAIR = 1 };
 #endif
-#ifdef __AVX512F__
-enum { MR = 12 }; // as many sums as registers hold
-#else
-enum { MR = 6 };
-#endif
-enum { NR = 16, UNIT = 48 }; // UNIT: what positions are padded to, a multiple of MR and NR
+enum { MR = 12, NR = LANE_NBYTES / 4 }; // a tile: as many sums as 16 registers can hold
+enum { UNIT = 48 };                     // what positions are padded to, a multiple of MR and NR
 enum { FORWARD_ROWS = 48, TASK_ROWS = 240, BACKWARD_ROWS = 64 };
 
 #if defined(__AVX512BF16__) && !defined(FO_PRECISION_FP32)
