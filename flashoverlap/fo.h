@@ -1,8 +1,8 @@
 /* fo.h -- READ FIRST. Numbers, errors, devices, memory, streams and events: part one of the cut.
  *
  * Three headers are the cut between what exists once and what exists for each device: this one, fo_ops.h (operations
- * of the layers) and fo_comm.h (ranks, and bytes between them). flashoverlap/cpu/ and flashoverlap/cuda/ define the
- * same names; the build links one of them. Everything above, each schedule included, is plain C that exists once.
+ * of the layers) and fo_comm.h (ranks, and bytes between them). A device defines their names in a folder of its own,
+ * flashoverlap/cpu/; the build links one device. Everything above, each schedule included, is plain C that exists once.
  *
  * The vocabulary is CUDA's: work is queued on streams and runs in the order of its stream; events order one stream
  * after another; nothing else does. On the cpu a stream is a thread with a queue.
@@ -79,7 +79,7 @@ static inline floatX fo_floatx(float f) {
 void fo_die(const char* file, int line, const char* func, const char* fmt, ...)
     __attribute__((format(printf, 4, 5), noreturn));
 
-/* fo_quit -- the same for a user's error: prints `message` as it is, on one line, and ends every rank with `status`. */
+/* fo_quit -- the same for a user's error: prints the text alone, without its place, and ends every rank with `status`. */
 void fo_quit(int status, const char* fmt, ...) __attribute__((format(printf, 2, 3), noreturn));
 
 // names the calling thread's rank in fo_die's message (-1: none); serves messages alone

@@ -2,8 +2,9 @@
  *
  * Every function queues on stream s and returns at once. Inputs must stay as they are until s has passed the call;
  * outputs are complete for whatever is queued on s afterwards. Shapes are row-major. Counts are elements unless they
- * are called nbytes. floatX, FoDtype: fo.h. Sums are taken in fp32 (norms in double) in an order that depends neither
- * on the number of threads nor on how rows are cut into calls: same input, same bits.
+ * are called nbytes. floatX, FoDtype: fo.h. Sums are taken in fp32 (norms in double) in an order that does not depend
+ * on the number of threads: same input, same bits. What belongs to a row does not depend on how rows are cut into calls,
+ * either; sums over rows (gradients of weights and biases) do, so callers cut them in the same way in every mode.
  *
  * n, N rows; C channels; K the width summed over, OC output channels, NH heads of this rank, hs head size.
  */
@@ -15,7 +16,7 @@ extern "C" {
 #endif
 
 // ---- order of rows ---------------------------------------------------------------------------------------------
-/* FoLayout -- which (b, t) a row of a group's [B*T, C] activation is (DESIGN 3).
+/* FoLayout -- which (b, t) a row of a group's [B*T, C] activation is.
  *
  * Shard p of P is rows [p*N/P, (p+1)*N/P), N = B*T. zigzag 0: whole sequences, row = b*T + t (B % P == 0).
  * zigzag 1: each sequence is cut into 2P blocks of T/(2P); shard p holds, for each b, block p and then block 2P-1-p.
@@ -24,7 +25,7 @@ typedef struct {
     int B, T, P, zigzag;
 } FoLayout;
 
-// first row of the run of consecutive positions that (b, t) belongs to, plus t's place in it
+// the row of (b, t)
 static inline size_t fo_layout_row(FoLayout l, int b, int t) {
     if (!l.zigzag) { return (size_t)b * (size_t)l.T + (size_t)t; }
     int block = l.T / (2 * l.P), k = t / block;
@@ -102,7 +103,7 @@ void fo_matmul_wgrad(float* dweight,     // [OC, K]
                      const floatX* inp,  // [n, K]
                      size_t n, int K, int OC, FoStream* s);
 
-// out += column sums of inp (bias gradients whose matmul is elsewhere)
+// dbias += column sums of dout (bias gradients whose matmul is elsewhere)
 void fo_bias_backward(float* dbias,       // [C]
                       const floatX* dout, // [n, C]
                       size_t n, int C, FoStream* s);

@@ -24,7 +24,7 @@ typedef struct {
 } FoStaging;
 
 typedef struct {
-    const char* name; // row of DESIGN 5: "F1"
+    const char* name; // row of the table in doc/overlap.md: "F1"; not copied
     FoPlan plan;
     FoGroup* group;
     FoStream *compute, *comm;
@@ -40,6 +40,7 @@ typedef struct {
 // queues the computation of rows [row0, row0 + n) on s
 typedef void (*FoChunkFn)(void* ctx, size_t row0, size_t n, FoStream* s);
 
+// Dies of what fo_plan_init refuses. One rank has nothing to hide: its plan has one chunk, whatever m is.
 FoOverlap* fo_overlap_create(const char* name, FoKind kind, FoMode mode, int m, FoTopology topology,
                              FoGroup* g, FoStream* compute, FoStream* comm);
 // waits for both streams first

@@ -54,12 +54,13 @@ typedef struct {
  *
  * m        slices (FO_SLICE), sub-chunks for each owner (FO_FLASH); 1 for FO_NONE.
  * Returns 0, or -1 with the reason in err: P not in 1..16, r not in 0..P-1, m not in 1..FO_MAX_M.
- * Source   arXiv 2604.24013, Alg. 1 and 2 (ring), Fig. 8b (direct); DESIGN 4.
+ * Source   arXiv 2604.24013, Alg. 1 and 2 (ring), Fig. 8b (direct).
  */
 int fo_plan_init(FoPlan* p, FoKind kind, FoMode mode, int m, FoTopology topology, int P, int r,
                  char err[256]);
 
-// one line, e.g. "rs flash direct m=1 P=4 r=0: c1 |1>1 c2 |2>2 c3 |3>3 c0"; returns buf
+// one line, e.g. "rs flash direct m=1 P=4 r=0: 1 [1>1 0<3] 2 [2>2 0<2] 3 [3>3 0<1] 0": chunks as they are computed (+: a
+// ring's add), between them exchanges [chunk>to chunk<from]. Cut at nbytes; returns buf
 const char* fo_plan_print(const FoPlan* p, char* buf, size_t nbytes);
 
 const char* fo_mode_name(FoMode mode);
