@@ -17,8 +17,8 @@ typedef void (*FoRankBody)(FoGroup* world, void* arg);
 
 /* fo_ranks_run -- runs body once for each of P ranks and waits for all of them.
  *
- * Started by mpirun with more than one process, each process is one rank and P must be their number (else one line and
- * exit status 1). Otherwise ranks are P threads of this process. arg is handed to every rank of this process as it is.
+ * Started by mpirun with more than one process, each process is one rank and P must be their number, FO_MAX_RANKS at
+ * most (else one line and exit status 1). Otherwise ranks are P threads of this process. arg is handed to every rank of this process as it is.
  * Errors: dies if P is not in 1..FO_MAX_RANKS.
  */
 void fo_ranks_run(int P, FoRankBody body, void* arg);

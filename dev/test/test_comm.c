@@ -85,6 +85,9 @@ static void breaks(Rule rule) {
 int main(void) {
     CHECK_DIES(fo_ranks_run(0, nothing, NULL), "0 ranks, must be 1 to 16");
     CHECK_DIES(fo_ranks_run(17, nothing, NULL), "17 ranks, must be 1 to 16");
+    setenv("OMPI_COMM_WORLD_SIZE", "17", 1); // as mpirun -np 17 does
+    CHECK_DIES(fo_ranks_run(17, nothing, NULL), "17 processes were started; 16 at most can be ranks");
+    unsetenv("OMPI_COMM_WORLD_SIZE");
     CHECK_DIES(breaks(TO_ITSELF), "which is this rank");
     CHECK_DIES(breaks(FROM_NOBODY), "from rank 2, ranks are 0 to 1");
     CHECK_DIES(breaks(OUTSIDE), "outside fo_comm_begin");

@@ -2,6 +2,7 @@
 // one, ranks are threads, and what remains to be tested is how long they wait for each other.
 #include "dev/test/comm_cases.h"
 #include "flashoverlap/cpu/comm.h" // patience_s
+#include <signal.h>
 
 static void run_cases(FoGroup* g, void* arg) {
     const int* launched = arg;
@@ -58,6 +59,52 @@ static void run_late(FoGroup* g, void* arg) {
     fo_device_close(k.d);
 }
 
+// a process that was stopped for longer than patience (Ctrl-Z) goes on
+static void run_stopped(FoGroup* g, void* arg) {
+    Wait wait = *(Wait*)arg;
+    int r = fo_group_rank(g);
+    FoDevice* d = fo_device_open(r, 2);
+    FoStream* s = fo_stream_create(d, "comm");
+    char* p = fo_malloc(d, 64);
+    g->patience_s = 2.0;
+    for (int i = 0; r == 0 && i < 100; i++) { // a second, of which no stop takes more than a hundredth
+        usleep(10000);
+    }
+    fo_comm_begin(g, s);
+    if (wait == RECEIVES && r == 0) { fo_send(g, p, 64, 1); }
+    if (wait == RECEIVES && r == 1) { fo_recv(g, p, 64, 0); }
+    if (wait == SENDS && r == 0) { fo_recv(g, p, 64, 1); }
+    if (wait == SENDS && r == 1) { fo_send(g, p, 64, 0); }
+    fo_comm_end(g);
+    fo_stream_sync(s);
+    if (wait == AT_BARRIER) { fo_group_barrier(g); }
+    fo_free(d, p);
+    fo_stream_destroy(s);
+    fo_device_close(d);
+}
+
+static void test_stopped(void) {
+    pid_t pids[3];
+    for (int wait = RECEIVES; wait <= AT_BARRIER; wait++) {
+        pids[wait] = fork();
+        if (pids[wait] == 0) {
+            fo_ranks_run(2, run_stopped, &wait);
+            _exit(0);
+        }
+    }
+    usleep(300000);
+    for (int wait = RECEIVES; wait <= AT_BARRIER; wait++) {
+        CHECK(kill(pids[wait], SIGSTOP) == 0);
+    }
+    usleep(2500000);
+    for (int wait = RECEIVES; wait <= AT_BARRIER; wait++) {
+        int status = -1;
+        CHECK_AT("wait %d", wait);
+        CHECK(kill(pids[wait], SIGCONT) == 0);
+        CHECK(waitpid(pids[wait], &status, 0) == pids[wait] && status == 0);
+    }
+}
+
 int main(void) {
     int launched = fo_ranks_launched();
     if (launched == 1) {
@@ -65,6 +112,7 @@ int main(void) {
         CHECK_DIES(waits(RECEIVES), "waited 0.5 s for 4096 bytes from rank 2");
         CHECK_DIES(waits(SENDS), "waited 0.5 s for rank 1 to receive 4096 bytes");
         CHECK_DIES(waits(AT_BARRIER), "waited 0.5 s at a barrier for rank 0");
+        test_stopped();
         fo_ranks_run(3, run_late, NULL);
     }
     fo_ranks_run(launched, run_cases, &launched);

@@ -129,8 +129,14 @@ static void run_process(int P, int n, int rank, FoRankBody body, void* arg) {
 }
 
 void fo_ranks_run(int P, FoRankBody body, void* arg) {
-    fo_require(P >= 1 && P <= FO_MAX_RANKS, "%d ranks, must be 1 to %d", P, FO_MAX_RANKS);
     int rank, n = launched(&rank);
+    if (n > FO_MAX_RANKS) {
+        char message[80];
+        snprintf(message, sizeof message, "%d processes were started; %d at most can be ranks", n,
+                 FO_MAX_RANKS);
+        quit_first(rank, message);
+    }
+    fo_require(P >= 1 && P <= FO_MAX_RANKS, "%d ranks, must be 1 to %d", P, FO_MAX_RANKS);
     if (n > 1) {
         run_process(P, n, rank, body, arg);
     } else {

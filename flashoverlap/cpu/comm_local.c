@@ -5,7 +5,6 @@
  * are left visible to ThreadSanitizer, unlike those of streams: what they order is the message itself.
  */
 #include "flashoverlap/cpu/comm.h"
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,10 +37,13 @@ static void cond_init(pthread_cond_t* cond) {
     pthread_condattr_destroy(&attr);
 }
 
-// waits for a signal, at most until `deadline` (as fo_now); 0 if that has passed
-static int cond_wait_until(pthread_cond_t* cond, pthread_mutex_t* mutex, double deadline) {
-    struct timespec t = {(time_t)deadline, (long)((deadline - (double)(time_t)deadline) * 1e9)};
-    return pthread_cond_timedwait(cond, mutex, &t) != ETIMEDOUT;
+// waits for a signal, not for long, and takes the time from *patience; 0 if nothing is left of it
+static int cond_wait(pthread_cond_t* cond, pthread_mutex_t* mutex, double* patience) {
+    double start = fo_now(), until = start + fo__waited_s(*patience);
+    struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
+    pthread_cond_timedwait(cond, mutex, &t);
+    *patience -= fo__waited_s(fo_now() - start);
+    return *patience > 0.0;
 }
 
 static void post_receive(FoGroup* g, FoRecv* r) {
@@ -62,10 +64,10 @@ static void post_receive(FoGroup* g, FoRecv* r) {
 
 static FoRecv* take_receive(FoGroup* g, const FoSend* m) {
     Mailbox* box = &((World*)g->state)->boxes[g->rank][m->to];
-    double patience = fo__patience_s(g, g->running), deadline = fo_now() + patience;
+    double patience = fo__patience_s(g, g->running), left = patience;
     pthread_mutex_lock(&box->mutex);
     while (!box->first) {
-        int in_time = cond_wait_until(&box->changed, &box->mutex, deadline);
+        int in_time = cond_wait(&box->changed, &box->mutex, &left);
         fo_require(in_time || box->first, "waited %.1f s for rank %d to receive %zu bytes", patience, m->to,
                    m->nbytes);
     }
@@ -111,10 +113,10 @@ static double send_message(FoGroup* g, const FoSend* m) {
 
 static void await_receive(FoGroup* g, FoRecv* r) {
     Mailbox* box = &((World*)g->state)->boxes[r->from][g->rank];
-    double patience = fo__patience_s(g, g->running), deadline = fo_now() + patience;
+    double patience = fo__patience_s(g, g->running), left = patience;
     pthread_mutex_lock(&box->mutex);
     while (!r->done) {
-        int in_time = cond_wait_until(&box->changed, &box->mutex, deadline);
+        int in_time = cond_wait(&box->changed, &box->mutex, &left);
         fo_require(in_time || r->done, "waited %.1f s for %zu bytes from rank %d", patience, r->nbytes,
                    r->from);
     }
@@ -149,7 +151,7 @@ static _Noreturn void die_of_absence(const FoGroup* g, unsigned here) {
 
 static void local_barrier(FoGroup* g) {
     World* w = g->state;
-    double deadline = fo_now() + g->patience_s;
+    double left = g->patience_s;
     pthread_mutex_lock(&w->barrier_mutex);
     uint64_t round = w->barrier_round;
     w->barrier_here |= 1u << g->rank;
@@ -159,7 +161,7 @@ static void local_barrier(FoGroup* g) {
         pthread_cond_broadcast(&w->barrier_cond);
     }
     while (w->barrier_round == round) {
-        int in_time = cond_wait_until(&w->barrier_cond, &w->barrier_mutex, deadline);
+        int in_time = cond_wait(&w->barrier_cond, &w->barrier_mutex, &left);
         if (!in_time && w->barrier_round == round) { die_of_absence(g, w->barrier_here); }
     }
     pthread_mutex_unlock(&w->barrier_mutex);

@@ -174,14 +174,16 @@ static void mpi_exchange(FoGroup* g) {
     for (int i = 0; i < b->nrecvs; i++) {
         receive_header(&x, i);
     }
-    double patience = fo__patience_s(g, b), quiet_since = fo_now();
+    double patience = fo__patience_s(g, b), quiet_s = 0.0, before = fo_now();
     for (;;) {
         double now = fo_now();
+        quiet_s += fo__waited_s(now - before);
+        before = now;
         // the next leaves when the port is free, in real time too: see local_exchange
         if (x.nawaited == 0 && x.nsent < b->nsends &&
             (x.nsent == 0 || !g->emulated || now >= x.state->egress_free)) {
             send_begin(&x);
-            quiet_since = now;
+            quiet_s = 0.0;
         }
         mpi_check(MPI_Testsome(nrequests, x.requests, &ndone, done, MPI_STATUSES_IGNORE));
         if (ndone == MPI_UNDEFINED) { // nothing is under way: all is done, or the port is taken
@@ -197,10 +199,10 @@ static void mpi_exchange(FoGroup* g) {
             }
         }
         if (ndone > 0) {
-            quiet_since = now;
+            quiet_s = 0.0;
         } else {
-            if (now - quiet_since > patience) { die_of_silence(&x, patience); }
-            rest(now - quiet_since);
+            if (quiet_s > patience) { die_of_silence(&x, patience); }
+            rest(quiet_s);
         }
     }
 }
@@ -209,12 +211,14 @@ static void mpi_barrier(FoGroup* g) {
     State* state = g->state;
     MPI_Request req;
     int done = 0;
-    double start = fo_now();
+    double quiet_s = 0.0, before = fo_now();
     mpi_check(MPI_Ibarrier(state->comm, &req));
     while (mpi_check(MPI_Test(&req, &done, MPI_STATUS_IGNORE)), !done) {
-        double quiet = fo_now() - start;
-        fo_require(quiet < g->patience_s, "waited %.1f s at a barrier", g->patience_s);
-        rest(quiet);
+        double now = fo_now();
+        quiet_s += fo__waited_s(now - before);
+        before = now;
+        fo_require(quiet_s < g->patience_s, "waited %.1f s at a barrier", g->patience_s);
+        rest(quiet_s);
     }
 }
 
