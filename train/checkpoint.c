@@ -452,7 +452,7 @@ int checkpoint_write_model(const char* path, const Tensors* ts, const floatX* pa
 
 // ---- optimizer state --------------------------------------------------------------------------------------
 // words of the header; two-word ones are uint64
-enum { W_STEP = 2, W_CONFIG = 3, W_FLAGS = 9, W_RNG = 10, W_LOADER = 14, W_TRAINER = 16 };
+enum { W_STEP = 2, W_CONFIG = 3, W_LOADER = 14, W_TRAINER = 16 };
 
 static void put_u64(int32_t* w, uint64_t x) {
     memcpy(w, &x, sizeof x);
@@ -470,9 +470,6 @@ int checkpoint_write_state(const char* path, const Tensors* ts, const Checkpoint
     Out out = {0};
     int32_t header[HEADER_WORDS] = {STATE_MAGIC, STATE_VERSION, st->step};
     config_put(header + W_CONFIG, &ts->config);
-    header[W_FLAGS] = (int32_t)st->flags;
-    put_u64(header + W_RNG, st->rng[0]);
-    put_u64(header + W_RNG + 2, st->rng[1]);
     put_u64(header + W_LOADER, st->loader_nbytes);
     put_u64(header + W_TRAINER, st->trainer_nbytes);
     if (ts->r == 0) { out_open(&out, path); }
@@ -500,9 +497,6 @@ static int state_open(In* in, const char* path, GPTConfig* c, CheckpointState* s
                        w[W_STEP], (unsigned long long)loader, (unsigned long long)trainer);
     }
     st->step = w[W_STEP];
-    st->flags = (uint32_t)w[W_FLAGS];
-    st->rng[0] = get_u64(w + W_RNG);
-    st->rng[1] = get_u64(w + W_RNG + 2);
     st->loader_nbytes = (size_t)loader;
     st->trainer_nbytes = (size_t)trainer;
     const uint64_t nparams = ntotal_of(c);

@@ -57,13 +57,11 @@ int checkpoint_write_model(const char* path, const Tensors* ts, const floatX* pa
 
 // ---- optimizer state --------------------------------------------------------------------------------------
 /* CheckpointState -- everything in a state file but the three big arrays. The two blobs are bytes to this
- * file: the data loader's place (dataloader_save), and what the training loop wants to find again (detectors,
- * averages).
+ * file: the data loader's place (dataloader_save), and what the training loop wants to find again (its
+ * detectors of unusual losses and norms).
  */
 typedef struct {
-    int step;        // updates done
-    uint32_t flags;  // the trainer's
-    uint64_t rng[2]; // the trainer's
+    int step; // updates done
     void *loader, *trainer;
     size_t loader_nbytes, trainer_nbytes;
 } CheckpointState;

@@ -500,8 +500,6 @@ static void test_state_files(void) {
     for (int P = 1; P <= 4; P++) {
         Shared sh = {.c = c, .path = in_folder("state.bin"), .moments = {arrays[0], arrays[1], arrays[2]}};
         sh.st = (CheckpointState){.step = 123,
-                                  .flags = 5,
-                                  .rng = {1ull << 63 | 7, 9},
                                   .loader = loader,
                                   .loader_nbytes = sizeof loader,
                                   .trainer = "scalar",
@@ -539,7 +537,7 @@ static void test_state_files(void) {
                 fo_upload(a[i], host, ts.nelem * sizeof(float), s);
             }
             CHECK(checkpoint_read_state(in_folder("state.bin"), &ts, &st, a[0], a[1], a[2], s, err) == 0);
-            CHECK(st.step == 123 && st.flags == 5 && st.rng[0] == (1ull << 63 | 7) && st.rng[1] == 9);
+            CHECK(st.step == 123);
             CHECK(st.loader_nbytes == 37 && memcmp(st.loader, loader, 37) == 0);
             CHECK(st.trainer_nbytes == 6 && memcmp(st.trainer, "scalar", 6) == 0);
             for (int i = 0; i < 3; i++) {
