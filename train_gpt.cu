@@ -1132,7 +1132,7 @@ int main(int argc, char** argv) {
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
     signal(SIGUSR1, on_signal); // mpirun hands it on, and kills soon after the other two
-    signal(SIGXFSZ, SIG_IGN); // a full quota is an error of write, told in one line
+    signal(SIGXFSZ, SIG_IGN);   // a full quota is an error of write, told in one line
     fo_ranks_run(run.opt.tp, rank_main, &run);
     return run.status;
 }

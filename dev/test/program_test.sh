@@ -342,6 +342,35 @@ def test_resume():
         job()
 
 
+# ---- new weights -------------------------------------------------------------------------------------------
+def bf16(raw):
+    return array.array("f", array.array("I", (x << 16 for x in array.array("H", raw))).tobytes())
+
+
+def test_new_weights():
+    """A model from scratch is llm.c's, whatever tp: checked is what a step with a learning rate of 0 writes."""
+    L, C, NH, V, Vp, maxT = 2, 64, 4, 130, 256, 16
+    model = f"L={L},C={C},NH={NH},V={V},maxT={maxT}"
+    for tp in (1, 3):
+        succeeds(train("-l", 0, "-x", 1, "-b", 3, "--tp", tp, "-o", f"new{tp}", model=model))
+    raw = read("new1/model_00000001.bin")
+    check(raw == read("new3/model_00000001.bin"), "new weights at tp 1 and 3")
+    # what torch.manual_seed(42); torch.randn(...) begins with
+    randn = [1.9269, 1.4873, 0.9007, -2.1055, 0.6784, -1.2345, -0.0431, -1.6047]
+    check(all(abs(x - 0.02 * y) < 0.002 * abs(y) for x, y in zip(bf16(raw[1024:1040]), randn)), "the first weights")
+    shapes = [("wte", V * C, .02), ("padding", (Vp - V) * C, 0), ("wpe", maxT * C, .02), ("ln1w", L * C, 1),
+              ("ln1b", L * C, 0)] + [("qkvw", C * C, .02)] * 3 * L + [("qkvb", L * 3 * C, 0)]
+    shapes += [("attprojw", L * C * C, .01), ("attprojb", L * C, 0), ("ln2w", L * C, 1), ("ln2b", L * C, 0),
+               ("fcw", L * 4 * C * C, .02), ("fcb", L * 4 * C, 0), ("fcprojw", L * 4 * C * C, .01),
+               ("fcprojb", L * C, 0), ("lnfw", C, 1), ("lnfb", C, 0)]
+    at = 1024
+    for name, n, size in shapes:
+        x, at = bf16(raw[at:at + 2 * n]), at + 2 * n
+        rms = (sum(v * v for v in x) / n) ** 0.5
+        check(abs(rms - size) <= (0.1 * size if size < 1 else 0), f"{name} has a mean square of {rms:.4f}^2")
+    check(at == len(raw), "all tensors are looked at")
+
+
 # ---- formats -----------------------------------------------------------------------------------------------
 def test_formats():
     raw = read("five.bin")
@@ -655,7 +684,7 @@ def main():
     make_data()
     make_models()
     only = os.environ.get("ONLY", "")
-    for test in (test_modes, test_ranks, test_formats, test_resume, test_bad_input, test_killed,
+    for test in (test_new_weights, test_modes, test_ranks, test_formats, test_resume, test_bad_input, test_killed,
                  test_odd, test_dry_run):
         start = time.time()
         if only in test.__name__:
