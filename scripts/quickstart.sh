@@ -3,15 +3,15 @@
 # schedule and prints a report. `make quickstart` calls it. STEPS=20 shortens the training, OUT says where files go.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-STEPS=${STEPS:-300} OUT=${OUT:-out/quickstart} DATA=${DATA:-data/shakespeare}
-LINK=${LINK:-0.5,20} COMPARE_STEPS=${COMPARE_STEPS:-6} COMPARE_LINK=${COMPARE_LINK:-0.125,20} PACE=${PACE:-0.02}
+STEPS=${STEPS:-1000} OUT=${OUT:-out/quickstart} DATA=${DATA:-data/shakespeare}
+LINK=${LINK:-0.5,20} COMPARE_STEPS=${COMPARE_STEPS:-6} COMPARE_LINK=${COMPARE_LINK:-0.033,20} PACE=${PACE:-0.002}
 
 bash data/shakespeare.sh "$DATA"
 mkdir -p "$OUT"
 model=(-i "$DATA/*_train_*.bin" -j "$DATA/*_val_*.bin" --tokenizer "$(ls "$DATA"/*tokenizer.bin)"
-       -e L=4,C=256,NH=8,V=256,maxT=256 -b 8 -t 256 --tp 4)
+       -e L=4,C=128,NH=4,V=256,maxT=128 -b 8 -t 128 --tp 4)
 
-./train_gpt "${model[@]}" --link "$LINK" -o "$OUT" -x "$STEPS" -l 1e-3 -u 20 -q 0.1 -c 0.1 -v 100 -m 20 -s "$STEPS" -g 200 \
+./train_gpt "${model[@]}" --link "$LINK" -o "$OUT" -x "$STEPS" -l 4e-3 -u 50 -q 0.1 -c 0.1 -v 250 -m 20 -s "$STEPS" -g 128 \
     --temperature 0.8 --prompt "$(printf 'The king\n')" | tee "$OUT/quickstart.log"
 
 # the same steps under each schedule. Paced: a rank then behaves like an accelerator of that speed, and four of them fit
