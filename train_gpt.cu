@@ -837,19 +837,18 @@ static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     return logger_val(&tr->logger, tr->step, (float)(sum / nbatches), err);
 }
 
-// tokens of a sample: what is asked for, as far as positions and activations reach
-static int sample_most(const GPT* g, const TrainOptions* opt) {
-    int most = opt->sample_length, room = sample_round(g, g->T_max);
-    if (most > g->config.maxT) { most = g->config.maxT; }
-    return most < room ? most : room;
+// positions that a sample looks back on: what was trained, as far as activations reach
+static int sample_window(const GPT* g) {
+    int room = sample_round(g, g->T_max);
+    return room < g->T_max ? room : g->T_max;
 }
 
 // prints a sample: every rank draws the same tokens from the same logits
 static void sample(Trainer* tr) {
     GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
-    int most = sample_most(g, opt), room = sample_round(g, g->T_max), n = 0;
-    int* ids = (int*)malloc((size_t)(most + room + 1) * sizeof(int));
+    int most = opt->sample_length, window = sample_window(g), n = 0;
+    int* ids = (int*)malloc((size_t)(most + sample_round(g, window) + 1) * sizeof(int));
     float* logits = (float*)malloc((size_t)g->config.V * sizeof(float));
     fo_require(ids && logits, "out of memory");
     n = opt->prompt[0] ? tokenizer_encode(&tr->tokenizer, opt->prompt, ids, most - 1) : 0;
@@ -861,7 +860,8 @@ static void sample(Trainer* tr) {
     }
     uint64_t rng = 1337;
     while (n < most) {
-        gpt_next_logits(g, ids, n, logits, ids + most);
+        int first = n > window ? n - window : 0; // a longer text: its last tokens
+        gpt_next_logits(g, ids + first, n - first, logits, ids + most);
         ids[n] = sampler_draw(logits, g->config.V, opt->temperature, opt->top_k, random_f32(&rng));
         if (tr->rank == 0) {
             tokenizer_print(&tr->tokenizer, ids[n], stdout);
@@ -1005,7 +1005,7 @@ static void rank_open(Trainer* tr, char err[TRAIN_ERR]) {
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, opt, tr->world, device);
     // a sample goes on from the prompt by one token at least
-    if (tokenizer_check(&tr->tokenizer, opt->prompt, sample_most(&tr->gpt, opt) - 1, err) ||
+    if (tokenizer_check(&tr->tokenizer, opt->prompt, opt->sample_length - 1, err) ||
         load_weights(tr, path, err)) {
         user_error(tr->rank, err);
     }

@@ -9,9 +9,9 @@ LINK=${LINK:-0.5,20} COMPARE_STEPS=${COMPARE_STEPS:-6} COMPARE_LINK=${COMPARE_LI
 bash data/shakespeare.sh "$DATA"
 mkdir -p "$OUT"
 model=(-i "$DATA/*_train_*.bin" -j "$DATA/*_val_*.bin" --tokenizer "$(ls "$DATA"/*tokenizer.bin)"
-       -e L=4,C=128,NH=4,V=256,maxT=128 -b 8 -t 128 --tp 4)
+       -e L=4,C=128,NH=4,V=256,maxT=128 -b 16 -t 64 --tp 4)
 
-./train_gpt "${model[@]}" --link "$LINK" -o "$OUT" -x "$STEPS" -l 4e-3 -u 50 -q 0.1 -c 0.1 -v 250 -m 20 -s "$STEPS" -g 128 \
+./train_gpt "${model[@]}" --link "$LINK" -o "$OUT" -x "$STEPS" -l 4e-3 -u 50 -q 0.1 -c 0.1 -v 250 -m 20 -s "$STEPS" -g 300 \
     --temperature 0.8 --prompt "$(printf 'The king\n')" | tee "$OUT/quickstart.log"
 
 # the same steps under each schedule. Paced: a rank then behaves like an accelerator of that speed, and four of them fit
