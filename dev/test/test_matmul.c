@@ -211,13 +211,13 @@ static void test_same_bits(FoDevice* d, FoStream* s) {
 }
 
 // ---- streams and devices ----------------------------------------------------------------------------------
-enum { RANKS = 3, TIMES = 20 };
+enum { RANKS = 3, TIMES = 40 };
 
 /* Equal primitives run at the same time on the streams of several devices, and on two streams of one. Exact
  * data: small whole numbers, so any order of adding gives the same.
  */
 static void test_together(int two_streams_a_device) {
-    enum { n = 200, K = 300, OC = 150 };
+    enum { n = 300, K = 900, OC = 450 };
     FoDevice* d[RANKS];
     FoStream* s[RANKS];
     floatX *x[RANKS], *w[RANKS];

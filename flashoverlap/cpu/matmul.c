@@ -231,7 +231,11 @@ static Primitive* primitive_create(struct FoMatmul* m, const Key* key) {
     if (key->accumulate) {
         dnnl_post_ops_t sum;
         check_dnnl(dnnl_post_ops_create(&sum), "post-ops");
+#if DNNL_VERSION_MAJOR >= 3
+        check_dnnl(dnnl_post_ops_append_sum(sum, 1.0f, 0, dnnl_data_type_undef), "sum");
+#else
         check_dnnl(dnnl_post_ops_append_sum(sum, 1.0f), "sum");
+#endif
         check_dnnl(dnnl_primitive_attr_set_post_ops(attr, sum), "post-ops");
         dnnl_post_ops_destroy(sum);
     }
