@@ -848,6 +848,13 @@ static void sample(Trainer* tr) {
     GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
     int most = opt->sample_length, window = sample_window(g), n = 0;
+    if (window < 1) {
+        if (tr->rank == 0) {
+            printf("no sample: the batch's %d tokens have no room for a sequence cut into 2*tp*M=%d chunks\n",
+                   g->B_max * g->T_max, 2 * g->P * g->chunks);
+        }
+        return;
+    }
     int* ids = (int*)malloc((size_t)(most + sample_round(g, window) + 1) * sizeof(int));
     float* logits = (float*)malloc((size_t)g->config.V * sizeof(float));
     fo_require(ids && logits, "out of memory");

@@ -660,9 +660,10 @@ def test_odd():
         (["-x", 9, "-b", 1, "-i", "size_*", "-j", exact, "-v", 1], MODEL),
         (["-x", 2, "-i", "a b/my *.bin", "-j", "a_val*", "-o", "a b/out put", "-n", 1], MODEL),
         (["-x", 0, "-v", 1, "-s", 1], MODEL), (["-x", 1, "-v", 100, "-s", 100, "-g", 1], MODEL),
-        (["-x", 2, "-g", 9999, "-s", 1, "--tp", 3, "-b", 1, "-t", 48, "--overlap", "flash:4"], MODEL),
+        (["-x", 2, "-g", 99, "-s", 1, "--tp", 3, "-b", 1, "-t", 48, "--overlap", "flash:4"], MODEL),
         (["-x", 2, "--prompt", "", "-s", 1, "--top-k", 999], MODEL), (["-x", 2, "-a", 1, "-d", 256], MODEL),
         (["-x", 2, "--overlap", "slice:16", "-b", 1, "-t", 3], MODEL),
+        (["-b", 2, "-t", 2, "-x", 2, "-s", 1, "--tp", 2, "--overlap", "flash:2"], tiny),  # no room for a sample
     ]
 
     def one(args, model):
