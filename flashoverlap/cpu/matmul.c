@@ -108,7 +108,8 @@ static void store_tile(const Gemm* g, float tile[MR][NR], size_t m0, size_t n0) 
 }
 
 static void plain_gemm(FoStream* s, const Gemm* g) {
-    size_t cols = round_up(B_PANELS_NBYTES / (sizeof(float) * (g->K + 1)), NR);
+    // at least one panel, however wide the sum
+    size_t cols = round_up(B_PANELS_NBYTES / (sizeof(float) * (g->K + 1)) + 1, NR);
     size_t block = min_size(cols, round_up(g->N, NR)), strips = round_up(g->M, MR) / MR;
     size_t nthreads = (size_t)fo_stream_device(s)->nthreads;
     size_t a_nelem = round_up(g->K * MR, 16);
