@@ -8,6 +8,7 @@
 #define TESTING
 #include "train_gpt.cu"
 #include "dev/test/check.h"
+#include "dev/test/whole.h"
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, loss[11], norm[10], moved[NTENSORS];

@@ -92,38 +92,3 @@ void tensors_init(Tensors* ts, GPTConfig c, int P, int r) {
     ts->ncut = arena_place(ts, 1, 0);
     ts->nelem = arena_place(ts, 0, ts->ncut);
 }
-
-size_t tensor_local_of(const Tensors* ts, int tensor, int r) {
-    TensorPart p = tensor_part(ts, tensor, r);
-    return p.nruns * p.nrows * p.ncols;
-}
-
-// calls memcpy for each run of elements that lie side by side in both
-static void part_copy(char* local, char* full, const Tensors* ts, int tensor, int r, size_t nbytes,
-                      int extract) {
-    const Tensor* t = &ts->t[tensor];
-    const TensorPart p = tensor_part(ts, tensor, r);
-    const int whole_rows = p.ncols == t->cols; // then a run of rows is one piece
-    const size_t npieces = whole_rows ? 1 : p.nrows, nrows = whole_rows ? p.nrows : 1;
-    const size_t piece = nrows * p.ncols * nbytes;
-    if (piece == 0) { return; }
-    for (size_t run = 0; run < p.nruns; run++) {
-        for (size_t k = 0; k < npieces; k++) {
-            char* f = full + ((run * p.stride + p.row0 + k) * t->cols + p.col0) * nbytes;
-            if (extract) {
-                memcpy(local, f, piece);
-            } else {
-                memcpy(f, local, piece);
-            }
-            local += piece;
-        }
-    }
-}
-
-void tensor_extract(void* local, const void* full, const Tensors* ts, int tensor, int r, size_t nbytes) {
-    part_copy((char*)local, (char*)(uintptr_t)full, ts, tensor, r, nbytes, 1);
-}
-
-void tensor_place(void* full, const void* local, const Tensors* ts, int tensor, int r, size_t nbytes) {
-    part_copy((char*)(uintptr_t)local, (char*)full, ts, tensor, r, nbytes, 0);
-}

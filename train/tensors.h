@@ -85,14 +85,6 @@ static inline size_t tensor_local(const Tensor* t) {
     return t->local_rows * t->local_cols;
 }
 
-/* tensor_extract, tensor_place -- one layer's whole tensor `full` [rows, cols] -> rank r's part `local`
- * [local_rows, local_cols], and back. nbytes of an element; host memory. r may be any rank of ts->P.
- */
-void tensor_extract(void* local, const void* full, const Tensors* ts, int tensor, int r, size_t nbytes);
-void tensor_place(void* full, const void* local, const Tensors* ts, int tensor, int r, size_t nbytes);
-// elements of one layer of a tensor on any rank r
-size_t tensor_local_of(const Tensors* ts, int tensor, int r);
-
 #ifdef __cplusplus
 }
 #endif

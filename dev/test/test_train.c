@@ -5,6 +5,7 @@
  * elements are numbered, so that each can only have come from its own place.
  */
 #include "dev/test/check.h"
+#include "dev/test/whole.h"
 #include "train/checkpoint.h"
 #include "train/logger.h"
 #include "train/outlier.h"
