@@ -9,10 +9,6 @@ double fo_model_collective_s(int P, double shard_s) {
     return P > 1 ? (double)(P - 1) * shard_s : 0.0;
 }
 
-double fo_model_compute_s(double flops, double tflops) {
-    return flops / (1e12 * tflops);
-}
-
 static double positive(double x) {
     return x > 0.0 ? x : 0.0;
 }

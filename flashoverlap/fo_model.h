@@ -21,9 +21,6 @@ double fo_model_shard_s(double gbytes_s, double latency_us, size_t shard_nbytes,
 // T: what the plain collective takes
 double fo_model_collective_s(int P, double shard_s);
 
-// W: `flops` operations at a rate of `tflops` * 1e12 a second
-double fo_model_compute_s(double flops, double tflops);
-
 /* fo_model_exposed_s -- seconds that the computation stands waiting, beyond W.
  *
  *   none      T

@@ -129,7 +129,6 @@ static void test_values(void) {
     CHECK_AT("values");
     CHECK(fabs(fo_model_shard_s(2.0, 20.0, 4000000, 1) - 2.02e-3) < 1e-12);
     CHECK(fabs(fo_model_shard_s(2.0, 20.0, 4000000, 4) - 2.08e-3) < 1e-12);
-    CHECK(fabs(fo_model_compute_s(3e9, 1.5) - 2e-3) < 1e-12);
     CHECK(fo_model_collective_s(4, 2.0) == 6.0 && fo_model_collective_s(1, 2.0) == 0.0);
     // P = 4, a message of 3 beside a chunk of 10: T 9, W 40
     CHECK(fo_model_exposed_s(FO_NONE, 1, 4, 3.0, 40.0) == 9.0);
