@@ -1073,7 +1073,7 @@ static void rank_main(FoGroup* world, void* arg) {
 /* dry_run -- what would be done, without doing it: parameters, memory of each rank, the plan of each operation. */
 static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
     GPTConfig c;
-    char path[CHECKPOINT_PATH], text[4096];
+    char path[CHECKPOINT_PATH], text[8192]; // a plan of 16 ranks and 16 sub-chunks has over 5,000 characters
     int step, P = opt->tp;
     GPT g;
     Carve list[64];
