@@ -1,8 +1,9 @@
-/* test_gpt.cu -- end to end: the program's own model against PyTorch's numbers, at P = 1, 2, 3, 4 rank threads.
+/* test_gpt.cu -- end to end: the program's own model against PyTorch's numbers, at P = 1, 2, 3, 4 rank
+ * threads.
  *
- * dev/fixture/ holds two tiny models (an even and an odd number of heads), one batch each, and what a float64 reference
- * computes for it: loss, logits, every gradient, ten AdamW steps; dev/fixture/README.md derives the tolerances.
- * Each P, sharding and mode must come within them; all modes of one P must have the same bits.
+ * dev/fixture/ holds two tiny models (an even and an odd number of heads), one batch each, and what a float64
+ * reference computes for it: loss, logits, every gradient, ten AdamW steps; dev/fixture/README.md derives the
+ * tolerances. Each P, sharding and mode must come within them; all modes of one P must have the same bits.
  * Stop and resume, checkpoints, processes: dev/test/program_test.sh.
  */
 #define TESTING
@@ -157,7 +158,7 @@ static void steps_body(FoGroup* world, void* arg) {
     close_case(&g);
 }
 
-// ---- tolerances: derived in dev/fixture/README.md --------------------------------------------------------------
+// ---- tolerances: derived in dev/fixture/README.md ---------------------------------------------------------
 // relative: of a loss or norm; of the 2-norm of a tensor's difference
 typedef struct {
     double logits, final_ln, grad, loss, norm;
@@ -224,7 +225,7 @@ static void check_steps(Case* c, const Tolerance* tol, const float* start) {
     memcpy(check_where, where, sizeof where);
 }
 
-// ---- cases -----------------------------------------------------------------------------------------------------
+// ---- cases ------------------------------------------------------------------------------------------------
 static void case_open(Case* c, const char* name) {
     char path[256], err[TRAIN_ERR];
     int version;

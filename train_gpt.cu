@@ -1,8 +1,8 @@
 /* train_gpt.cu -- trains a GPT-2 class model over P ranks; each collective of a step is a flash primitive.
  *
- * Read gpt_forward, gpt_head and gpt_backward: flat lists of calls, the rows of the table in doc/overlap.md (F1 ... H3)
- * in the margin. Then gpt_update, and train, the loop. No kernel, no device call: plain C that is also C++.
- * What a training program needs beside the model is in train/ and data/.
+ * Read gpt_forward, gpt_head and gpt_backward: flat lists of calls, the rows of the table in doc/overlap.md
+ * (F1 ... H3) in the margin. Then gpt_update, and train, the loop. No kernel, no device call: plain C that is
+ * also C++. What a training program needs beside the model is in train/ and data/.
  */
 #include <math.h>
 #include <signal.h>
@@ -24,7 +24,7 @@
 #include "train/tensors.h"
 #include "train/weights.h"
 
-// ---- the overlapped operations of a step -----------------------------------------------------------------------
+// ---- the overlapped operations of a step ------------------------------------------------------------------
 enum { E1, F1, F2, F3, F4, H1, H2, H2_NEXT, H3, B1, B2, B3, B4, B5, B6, B7, B7_BACK, E2, NSITES };
 
 // rows of doc/overlap.md's table. whole: not cut into the mode's m chunks, and to each peer directly
@@ -41,7 +41,7 @@ static const struct {
     {"B7", FO_REDUCESCATTER, 1}, {"B7", FO_ALLGATHER, 1},     {"E2", FO_ALLGATHER, 1},
 };
 
-// ---- model -----------------------------------------------------------------------------------------------------
+// ---- model ------------------------------------------------------------------------------------------------
 // Ca, F: this rank's attention and FFN widths; n = N/P rows of the own shard
 typedef struct {
     // kept from forward to backward
@@ -120,9 +120,10 @@ static size_t replicated(const GPT* g) {
     return (g->ts.nelem - g->ts.ncut + P - 1) / P * P;
 }
 
-// The head goes slice by slice, so that logits of a slice exist, never [N, V]: about 1,024 rows, and two slices at least
-// where there are peers, so that one's statistics travel while the next is computed. m: GPT.head_chunks, or 1 to find
-// it. Each slice adds to the gradient of wte, so their number must not depend on the mode: every mode, the same bits.
+// The head goes slice by slice, so that logits of a slice exist, never [N, V]: about 1,024 rows, and two
+// slices at least where there are peers, so that one's statistics travel while the next is computed. m:
+// GPT.head_chunks, or 1 to find it. Each slice adds to the gradient of wte, so their number must not depend
+// on the mode: every mode, the same bits.
 static int head_slices(size_t N, int P, int m) {
     size_t want = (N + 1023) / 1024, n = N / (size_t)P;
     if (want < 2 && P > 1) { want = 2; }
@@ -176,7 +177,8 @@ static int gpt_carve(GPT* g, Carve list[64], FoDtype wire) {
     return k;
 }
 
-/* gpt_sizes -- everything about the model that is arithmetic: this rank's share of widths, heads and vocabulary. */
+/* gpt_sizes -- everything about the model that is arithmetic: this rank's share of widths, heads and
+ * vocabulary. */
 static void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int P, int r) {
     int hs = c.C / c.NH;
     g->config = c;
@@ -264,10 +266,11 @@ static void gpt_close(GPT* g) {
     free(g->host_losses);
 }
 
-// ---- batch -----------------------------------------------------------------------------------------------------
+// ---- batch ------------------------------------------------------------------------------------------------
 /* gpt_batch -- the tokens that the next forward pass is about: ids and targets [B, T] in natural order.
  *
- * Rows are in the order of the layout: whole sequences where P divides B, else zig-zag. targets may be NULL (sampling).
+ * Rows are in the order of the layout: whole sequences where P divides B, else zig-zag. targets may be NULL
+ * (sampling).
  */
 static void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) {
     int P = g->P, r = g->r;
@@ -309,7 +312,7 @@ static void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) 
     fo_fetch_set(g->fetch, row_ids, N, g->first_row, P, r, g->compute);
 }
 
-// ---- forward ---------------------------------------------------------------------------------------------------
+// ---- forward ----------------------------------------------------------------------------------------------
 /* gpt_forward -- from tokens to the residual stream after the last layer, resid[L]; the head follows.
  *
  * Queued on the streams; returns at once. Activations stay for gpt_backward.
@@ -351,8 +354,9 @@ static void gpt_forward(GPT* g) {
     }
 }
 
-// ---- head and loss ---------------------------------------------------------------------------------------------
-// where slice i of the head has its things: `rows` rows of all owners, their logits over this rank's vocabulary
+// ---- head and loss ----------------------------------------------------------------------------------------
+// where slice i of the head has its things: `rows` rows of all owners, their logits over this rank's
+// vocabulary
 typedef struct {
     size_t rows;
     floatX *lnf, *logits;
@@ -390,12 +394,12 @@ static void head_logits(GPT* g, int i) {
     fo_allgather_begin(g->o[i % 2 ? H2_NEXT : H2], x.stats, sizeof(FoSoftmaxStat), P * x.rows); // H2
 }
 
-/* gpt_head -- final layer norm, logits and loss, slice by slice; unless dscale is 0 also their backward pass, down to
- * dln, the gradient of the final layer norm's output.
+/* gpt_head -- final layer norm, logits and loss, slice by slice; unless dscale is 0 also their backward pass,
+ * down to dln, the gradient of the final layer norm's output.
  *
- * All ranks go through the same slice at the same time, since a row's softmax needs all of them; within a slice the own
- * rows come first in the gather and last in the reduce-scatter. The statistics of a slice travel under the logits of
- * the next, the last partial sums under the wgrad.
+ * All ranks go through the same slice at the same time, since a row's softmax needs all of them; within a
+ * slice the own rows come first in the gather and last in the reduce-scatter. The statistics of a slice
+ * travel under the logits of the next, the last partial sums under the wgrad.
  */
 static void gpt_head(GPT* g, float dscale) {
     const GPTActs* a = &g->acts;
@@ -434,8 +438,9 @@ static float gpt_loss(GPT* g) {
     return (float)(sum / (double)g->N);
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------
-/* gpt_backward -- gradients of all parameters, added to grads, from what gpt_forward and gpt_head have left. */
+// ---- backward ---------------------------------------------------------------------------------------------
+/* gpt_backward -- gradients of all parameters, added to grads, from what gpt_forward and gpt_head have left.
+ * */
 static void gpt_backward(GPT* g) {
     const GPTActs* a = &g->acts;
     const int L = g->config.L, C = g->config.C, NHl = g->NHl, hs = C / g->config.NH, Ca = g->Ca, F = g->F;
@@ -500,7 +505,7 @@ static void gpt_backward(GPT* g) {
     fo_fetch_encoder_backward_end(grad_of(g, WTE, 0), g->fetch, st, C, o[E2]);
 }
 
-// ---- update ----------------------------------------------------------------------------------------------------
+// ---- update -----------------------------------------------------------------------------------------------
 // sums over ranks in rank order; stop: the largest. The only plain collective of a step.
 static Scalars share_scalars(GPT* g, Scalars own) {
     Scalars all[FO_MAX_RANKS], sum = {0.0, 0.0, 0.0, 0.0};
@@ -518,7 +523,8 @@ static Scalars share_scalars(GPT* g, Scalars own) {
     return sum;
 }
 
-// milliseconds since the last call, of all operations: stood waiting, and what plain collectives would have taken
+// milliseconds since the last call, of all operations: stood waiting, and what plain collectives would have
+// taken
 static void take_times(GPT* g, double* exposed_ms, double* comm_ms) {
     *exposed_ms = *comm_ms = 0.0;
     for (int i = 0; i < NSITES; i++) {
@@ -528,8 +534,9 @@ static void take_times(GPT* g, double* exposed_ms, double* comm_ms) {
     }
 }
 
-/* gpt_reduce -- sums the gradients of what every rank has whole (layer norms, positions, biases after a reduction), B7,
- * and tells the norm of all gradients; waits. A rank then has the sums of its share of them; gpt_update spreads them.
+/* gpt_reduce -- sums the gradients of what every rank has whole (layer norms, positions, biases after a
+ * reduction), B7, and tells the norm of all gradients; waits. A rank then has the sums of its share of them;
+ * gpt_update spreads them.
  */
 static Scalars gpt_reduce(GPT* g, double stop) {
     Scalars own = {0.0, 0.0, 0.0, stop};
@@ -548,8 +555,8 @@ static Scalars gpt_reduce(GPT* g, double stop) {
     return share_scalars(g, own);
 }
 
-// AdamW on every tensor, from gradients times grad_scale; the sums of B7 return under the update of the cut tensors.
-// apply 0: only spreads (a skipped update).  Clears the gradients.
+// AdamW on every tensor, from gradients times grad_scale; the sums of B7 return under the update of the cut
+// tensors. apply 0: only spreads (a skipped update).  Clears the gradients.
 static void gpt_update(GPT* g, FoAdamw a, float weight_decay, int apply) {
     fo_allgather_begin(g->o[B7_BACK], g->grads + g->ts.ncut, sizeof(float), replicated(g));
     for (int cut = 1; cut >= 0; cut--) {
@@ -566,7 +573,7 @@ static void gpt_update(GPT* g, FoAdamw a, float weight_decay, int apply) {
     fo_stream_sync(g->compute);
 }
 
-// ---- sampling --------------------------------------------------------------------------------------------------
+// ---- sampling ---------------------------------------------------------------------------------------------
 // positions that a sampling batch of one sequence can have: whole chunks for every rank
 static int sample_round(const GPT* g, int t) {
     int unit = g->P > 1 ? 2 * g->P * g->chunks : 1, block = (64 + unit - 1) / unit * unit;
@@ -606,7 +613,7 @@ static void gpt_next_logits(GPT* g, const int* ids, int t, float* logits, int* p
     free(host);
 }
 
-// ---- a training run --------------------------------------------------------------------------------------------
+// ---- a training run ---------------------------------------------------------------------------------------
 // what a resumed run wants to find again beside weights and optimizer state. No times: a state file has the
 // same bytes in every run
 typedef struct {
@@ -643,8 +650,9 @@ static void on_signal(int sig) {
     stop_signal = sig;
 }
 
-/* Ends all ranks with the user's error. One that every rank has found is rank 0's to tell: the others give it time, on a
- * busy machine a launcher takes seconds to end processes. It does so by a signal, which our handler takes.
+/* Ends all ranks with the user's error. One that every rank has found is rank 0's to tell: the others give it
+ * time, on a busy machine a launcher takes seconds to end processes. It does so by a signal, which our
+ * handler takes.
  */
 static void user_error(int rank, const char* err) {
     if (rank != 0 && sleep(8) != 0) { _exit(1); }
@@ -655,7 +663,8 @@ static int nearest_below(int x, int unit) {
     return x / unit * unit > 0 ? x / unit * unit : unit;
 }
 
-/* check_run -- can this model, batch and mode be cut across P ranks? 0, or -1 with the reason and what would work. */
+/* check_run -- can this model, batch and mode be cut across P ranks? 0, or -1 with the reason and what would
+ * work. */
 static int check_run(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
     int P = opt->tp, B = opt->batch, T = opt->seq_len, m = P > 1 ? opt->overlap.m : 1;
     if (T > c.maxT) {
@@ -719,16 +728,17 @@ static size_t print_memory(const GPT* g, size_t acts_nbytes) {
     return total;
 }
 
-/* What P threads of a process need beside their arrays, as measured (cpu, models of 0.3 to 1 GB, P = 1, 2, 4, either
- * precision): the program and its libraries 14 MiB; a rank 8 MiB of stacks and scratch, and the largest of what it takes
- * for a while, the 8 Mi numbers with which its peak is measured.
+/* What P threads of a process need beside their arrays, as measured (cpu, models of 0.3 to 1 GB, P = 1, 2, 4,
+ * either precision): the program and its libraries 14 MiB; a rank 8 MiB of stacks and scratch, and the
+ * largest of what it takes for a while, the 8 Mi numbers with which its peak is measured.
  */
 static size_t beside_nbytes(int P) {
     return ((size_t)14 << 20) + (size_t)P * (((size_t)8 << 20) + ((size_t)8 << 20) * sizeof(floatX));
 }
 
-// ---- files -----------------------------------------------------------------------------------------------------
-// opt's model as sizes and, if it is a file or a checkpoint to resume from, which; speak: name damaged checkpoints
+// ---- files ------------------------------------------------------------------------------------------------
+// opt's model as sizes and, if it is a file or a checkpoint to resume from, which; speak: name damaged
+// checkpoints
 static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOINT_PATH], int* step, int speak,
                       char err[TRAIN_ERR]) {
     int version;
@@ -815,7 +825,7 @@ static int write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
     return rc;
 }
 
-// ---- the loop --------------------------------------------------------------------------------------------------
+// ---- the loop ---------------------------------------------------------------------------------------------
 static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
@@ -910,7 +920,8 @@ static int print_step(Trainer* tr, float loss, double loss_z, float norm, double
     return logger_train(&tr->logger, tr->step, loss, lr, norm, err);
 }
 
-/* train_step -- one update from total_batch tokens. Returns the signal that some rank has got, 0, or -1 with err. */
+/* train_step -- one update from total_batch tokens. Returns the signal that some rank has got, 0, or -1 with
+ * err. */
 static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
@@ -947,7 +958,8 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
     return (int)sum.stop;
 }
 
-/* train_loop -- llm.c's order: at step s = 0 ... N, after s updates: validate, sample, checkpoint, then the next update.
+/* train_loop -- llm.c's order: at step s = 0 ... N, after s updates: validate, sample, checkpoint, then the
+ * next update.
  * Returns the signal that ended it, 0, or -1 with err.
  */
 static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
@@ -969,7 +981,7 @@ static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
     }
 }
 
-// ---- start -----------------------------------------------------------------------------------------------------
+// ---- start ------------------------------------------------------------------------------------------------
 static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
     int B = opt->batch, T = opt->seq_len, V = c.V;
@@ -1070,7 +1082,8 @@ static void rank_main(FoGroup* world, void* arg) {
     free(tr);
 }
 
-/* dry_run -- what would be done, without doing it: parameters, memory of each rank, the plan of each operation. */
+/* dry_run -- what would be done, without doing it: parameters, memory of each rank, the plan of each
+ * operation. */
 static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
     GPTConfig c;
     char path[CHECKPOINT_PATH], text[8192]; // a plan of 16 ranks and 16 sub-chunks has over 5,000 characters

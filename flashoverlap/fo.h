@@ -1,11 +1,12 @@
 /* fo.h -- READ FIRST. Numbers, errors, devices, memory, streams and events: part one of the cut.
  *
- * Three headers are the cut between what exists once and what exists for each device: this one, fo_ops.h (operations
- * of the layers) and fo_comm.h (ranks, and bytes between them). A device defines their names in a folder of its own,
- * flashoverlap/cpu/; the build links one device. Everything above, each schedule included, is plain C that exists once.
+ * Three headers are the cut between what exists once and what exists for each device: this one, fo_ops.h
+ * (operations of the layers) and fo_comm.h (ranks, and bytes between them). A device defines their names in a
+ * folder of its own, flashoverlap/cpu/; the build links one device. Everything above, each schedule included,
+ * is plain C that exists once.
  *
- * The vocabulary is CUDA's: work is queued on streams and runs in the order of its stream; events order one stream
- * after another; nothing else does. On the cpu a stream is a thread with a queue.
+ * The vocabulary is CUDA's: work is queued on streams and runs in the order of its stream; events order one
+ * stream after another; nothing else does. On the cpu a stream is a thread with a queue.
  */
 #ifndef FO_H
 #define FO_H
@@ -16,9 +17,9 @@
 extern "C" {
 #endif
 
-// ---- numbers ---------------------------------------------------------------------------------------------------
-// floatX holds weights, activations and their gradients: bf16, or fp32 in a PRECISION=FP32 build. bf16 is a struct,
-// so that C and C++ see the same type and no arithmetic happens on it by accident.
+// ---- numbers ----------------------------------------------------------------------------------------------
+// floatX holds weights, activations and their gradients: bf16, or fp32 in a PRECISION=FP32 build. bf16 is a
+// struct, so that C and C++ see the same type and no arithmetic happens on it by accident.
 typedef struct {
     uint16_t bits;
 } FoBf16;
@@ -70,16 +71,17 @@ static inline floatX fo_floatx(float f) {
 }
 #endif
 
-// ---- errors ----------------------------------------------------------------------------------------------------
+// ---- errors -----------------------------------------------------------------------------------------------
 /* fo_die -- prints one line on stderr, then ends every rank with exit status 1.
  *
- * For bugs of the caller, a broken machine, a failed library call. The first to die prints; others stay silent. Ranks
- * that are threads end with the process, processes by the transport's abort. Never returns.
+ * For bugs of the caller, a broken machine, a failed library call. The first to die prints; others stay
+ * silent. Ranks that are threads end with the process, processes by the transport's abort. Never returns.
  */
 void fo_die(const char* file, int line, const char* func, const char* fmt, ...)
     __attribute__((format(printf, 4, 5), noreturn));
 
-/* fo_quit -- the same for a user's error: prints the text alone, without its place, and ends every rank with `status`. */
+/* fo_quit -- the same for a user's error: prints the text alone, without its place, and ends every rank with
+ * `status`. */
 void fo_quit(int status, const char* fmt, ...) __attribute__((format(printf, 2, 3), noreturn));
 
 // names the calling thread's rank in fo_die's message (-1: none); serves messages alone
@@ -95,15 +97,15 @@ void fo_die_abort(void (*abort_all)(int status));
 // seconds on a clock that all ranks of a machine share
 double fo_now(void);
 
-// ---- a rank's device -------------------------------------------------------------------------------------------
+// ---- a rank's device --------------------------------------------------------------------------------------
 typedef struct FoDevice FoDevice;
 typedef struct FoStream FoStream;
 typedef struct FoEvent FoEvent;
 
 /* fo_device_open -- the part of the machine on which one rank computes.
  *
- * nlocal   ranks on this machine. cpu: a rank's operations use max(1, cores / nlocal) threads, so that results do not
- *          depend on whether ranks are threads or processes.
+ * nlocal   ranks on this machine. cpu: a rank's operations use max(1, cores / nlocal) threads, so that
+ *          results do not depend on whether ranks are threads or processes.
  * fo_device_close waits for nothing: destroy the device's streams first.
  */
 FoDevice* fo_device_open(int rank, int nlocal);
@@ -111,18 +113,20 @@ void fo_device_close(FoDevice* d);
 
 // one line for people, e.g. "cpu, AMD EPYC, oneDNN 2.6.3, 2 threads a rank"; valid until the device is closed
 const char* fo_device_name(const FoDevice* d);
-// a line worth telling the user once about this device and build, or NULL; cpu: bf16 without bf16 instructions
+// a line worth telling the user once about this device and build, or NULL; cpu: bf16 without bf16
+// instructions
 const char* fo_device_hint(const FoDevice* d);
 // TFLOP/s of floatX that the device can do at most; cpu: a large GEMM, measured at the first call
 double fo_device_peak_tflops(FoDevice* d);
-/* fo_device_pace -- makes each GEMM and attention last at least flops / (tflops * 1e12) seconds; 0: as fast as it goes.
+/* fo_device_pace -- makes each GEMM and attention last at least flops / (tflops * 1e12) seconds; 0: as fast
+ * as it goes.
  *
- * The arithmetic stays real; what remains of the time is slept, on a virtual clock of the stream, so that lateness of
- * a wake-up does not add up. Call it while nothing is queued.
+ * The arithmetic stays real; what remains of the time is slept, on a virtual clock of the stream, so that
+ * lateness of a wake-up does not add up. Call it while nothing is queued.
  */
 void fo_device_pace(FoDevice* d, double tflops);
 
-// ---- memory ----------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------
 // Zeroed; dies when there is none. cpu: aligned to 2 MiB with huge pages where large, else to 64 bytes.
 void* fo_malloc(FoDevice* d, size_t nbytes);
 void fo_free(FoDevice* d, void* p);
@@ -130,15 +134,15 @@ void fo_free(FoDevice* d, void* p);
 size_t fo_device_nbytes(const FoDevice* d);
 size_t fo_device_peak_nbytes(const FoDevice* d);
 
-// host -> device and back. Queued on s: host memory must stay as it is (upload), and may be read (download), only
-// after s has passed the call (fo_stream_sync).
+// host -> device and back. Queued on s: host memory must stay as it is (upload), and may be read (download),
+// only after s has passed the call (fo_stream_sync).
 void fo_upload(void* dst, const void* host_src, size_t nbytes, FoStream* s);
 void fo_download(void* host_dst, const void* src, size_t nbytes, FoStream* s);
 // device -> device. Queued on s. The two must not overlap.
 void fo_copy(void* dst, const void* src, size_t nbytes, FoStream* s);
 void fo_zero(void* dst, size_t nbytes, FoStream* s);
 
-// ---- streams and events ----------------------------------------------------------------------------------------
+// ---- streams and events -----------------------------------------------------------------------------------
 // name appears in traces and debuggers; it is copied
 FoStream* fo_stream_create(FoDevice* d, const char* name);
 // waits for what is queued, then ends the stream
@@ -152,11 +156,11 @@ FoEvent* fo_event_create(void);
 void fo_event_destroy(FoEvent* e);
 // marks the point of s at which the call stands; an event may be recorded again and again
 void fo_event_record(FoEvent* e, FoStream* s);
-/* fo_stream_wait -- what is queued on s from now on starts after the last recording of e (recorded before this call;
- * one never recorded does not hold s back).
+/* fo_stream_wait -- what is queued on s from now on starts after the last recording of e (recorded before
+ * this call; one never recorded does not hold s back).
  *
- * waited_ms  unless NULL, the milliseconds that s stood still here are added to it, by the time s has passed the call:
- *            read it after fo_stream_sync(s).
+ * waited_ms  unless NULL, the milliseconds that s stood still here are added to it, by the time s has passed
+ *            the call: read it after fo_stream_sync(s).
  */
 void fo_stream_wait(FoStream* s, FoEvent* e, double* waited_ms);
 

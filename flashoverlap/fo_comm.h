@@ -1,8 +1,9 @@
 /* fo_comm.h -- ranks, and bytes between them: part three of the cut.
  *
- * A rank is a thread of this process (transport "local") or a process started by mpirun ("mpi"). Above this header the
- * two are the same. Sends and receives are queued on a stream and done in its order; the sends and receives between
- * begin and end are one exchange, which progresses as a whole and is done when all of them are.
+ * A rank is a thread of this process (transport "local") or a process started by mpirun ("mpi"). Above this
+ * header the two are the same. Sends and receives are queued on a stream and done in its order; the sends and
+ * receives between begin and end are one exchange, which progresses as a whole and is done when all of them
+ * are.
  */
 #ifndef FO_COMM_H
 #define FO_COMM_H
@@ -17,8 +18,9 @@ typedef void (*FoRankBody)(FoGroup* world, void* arg);
 
 /* fo_ranks_run -- runs body once for each of P ranks and waits for all of them.
  *
- * Started by mpirun with more than one process, each process is one rank and P must be their number, FO_MAX_RANKS at
- * most (else one line and exit status 1). Otherwise ranks are P threads of this process. arg is handed to every rank of this process as it is.
+ * Started by mpirun with more than one process, each process is one rank and P must be their number,
+ * FO_MAX_RANKS at most (else one line and exit status 1). Otherwise ranks are P threads of this process. arg
+ * is handed to every rank of this process as it is.
  * Errors: dies if P is not in 1..FO_MAX_RANKS.
  */
 void fo_ranks_run(int P, FoRankBody body, void* arg);
@@ -31,37 +33,42 @@ int fo_group_size(const FoGroup* g);
 int fo_group_nlocal(const FoGroup* g);            // ranks of it on this machine
 const char* fo_group_transport(const FoGroup* g); // "local" or "mpi"
 
-// the calling threads of all ranks meet. Nothing may be queued on a stream of the group (mpi: one thread at a time).
+// the calling threads of all ranks meet. Nothing may be queued on a stream of the group (mpi: one thread at a
+// time).
 void fo_group_barrier(FoGroup* g);
 
-/* fo_group_link -- from now on the transport behaves like a link of `gbytes_s` GB/s (10^9 bytes) and `us` microseconds.
+/* fo_group_link -- from now on the transport behaves like a link of `gbytes_s` GB/s (10^9 bytes) and `us`
+ * microseconds.
  *
- * A message is delivered no sooner than latency + nbytes/bandwidth after its start; start = max(posted by both sides,
- * sender's port free, receiver's port free): one message at a time in each direction. The clock is virtual, so that
- * lateness of a wake-up does not add up. 0 GB/s: no link, as fast as it goes. Collective; nothing may be queued.
+ * A message is delivered no sooner than latency + nbytes/bandwidth after its start; start = max(posted by
+ * both sides, sender's port free, receiver's port free): one message at a time in each direction. The clock
+ * is virtual, so that lateness of a wake-up does not add up. 0 GB/s: no link, as fast as it goes. Collective;
+ * nothing may be queued.
  * Errors: dies when ranks are on several machines (their clocks differ).
  */
 void fo_group_link(FoGroup* g, double gbytes_s, double us);
 
-// seconds that a message of nbytes takes on the group's link: the emulated one, or as measured by fo_group_measure
+// seconds that a message of nbytes takes on the group's link: the emulated one, or as measured by
+// fo_group_measure
 double fo_group_message_s(const FoGroup* g, size_t nbytes);
 // measures bandwidth and latency between neighbours, if no link is emulated; collective; s idle
 void fo_group_measure(FoGroup* g, FoStream* s);
 
 /* fo_comm_begin ... fo_comm_end -- one exchange, queued on s at end.
  *
- * Every send needs its receive of the same nbytes in an exchange of the peer, and ranks must queue exchanges in orders
- * that match. Between a pair messages arrive in the order of sending. src must stay as it is, and dst untouched, until
- * s has passed the exchange. At most FO_MAX_RANKS sends and as many receives an exchange; sends go out one at a time, in
- * the order given. Zero bytes are not sent. A peer equal to this rank is an error: dies.
+ * Every send needs its receive of the same nbytes in an exchange of the peer, and ranks must queue exchanges
+ * in orders that match. Between a pair messages arrive in the order of sending. src must stay as it is, and
+ * dst untouched, until s has passed the exchange. At most FO_MAX_RANKS sends and as many receives an
+ * exchange; sends go out one at a time, in the order given. Zero bytes are not sent. A peer equal to this
+ * rank is an error: dies.
  */
 void fo_comm_begin(FoGroup* g, FoStream* s);
 void fo_send(FoGroup* g, const void* src, size_t nbytes, int to);
 void fo_recv(FoGroup* g, void* dst, size_t nbytes, int from);
 void fo_comm_end(FoGroup* g);
 
-/* fo_allgather -- plain, for scalars and set-up: block p of all comes from rank p. In place: the own block is there
- * before. Queued on s.
+/* fo_allgather -- plain, for scalars and set-up: block p of all comes from rank p. In place: the own block is
+ * there before. Queued on s.
  */
 void fo_allgather(FoGroup* g, void* all, size_t nbytes_each, FoStream* s);
 

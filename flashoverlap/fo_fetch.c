@@ -1,5 +1,6 @@
-/* fo_fetch.c -- E1 and E2: rows of a table that is cut across ranks, fetched by those who need them, and their
- * gradients back to their owners. Only rows travel, N/P to a rank instead of the [N, C] of a reduce-scatter.
+/* fo_fetch.c -- E1 and E2: rows of a table that is cut across ranks, fetched by those who need them, and
+ * their gradients back to their owners. Only rows travel, N/P to a rank instead of the [N, C] of a
+ * reduce-scatter.
  */
 #include "flashoverlap/fo_overlap.h"
 #include <stdlib.h>

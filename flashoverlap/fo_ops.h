@@ -1,10 +1,11 @@
 /* fo_ops.h -- what a GPT's layers compute, forward and backward: part two of the cut.
  *
- * Every function queues on stream s and returns at once. Inputs must stay as they are until s has passed the call;
- * outputs are complete for whatever is queued on s afterwards. Shapes are row-major. Counts are elements unless they
- * are called nbytes. floatX, FoDtype: fo.h. Sums are taken in fp32 (norms in double) in an order that does not depend
- * on the number of threads: same input, same bits. What belongs to a row does not depend on how rows are cut into calls,
- * either; sums over rows (gradients of weights and biases) do, so callers cut them in the same way in every mode.
+ * Every function queues on stream s and returns at once. Inputs must stay as they are until s has passed the
+ * call; outputs are complete for whatever is queued on s afterwards. Shapes are row-major. Counts are
+ * elements unless they are called nbytes. floatX, FoDtype: fo.h. Sums are taken in fp32 (norms in double) in
+ * an order that does not depend on the number of threads: same input, same bits. What belongs to a row does
+ * not depend on how rows are cut into calls, either; sums over rows (gradients of weights and biases) do, so
+ * callers cut them in the same way in every mode.
  *
  * n, N rows; C channels; K the width summed over, OC output channels, NH heads of this rank, hs head size.
  */
@@ -15,11 +16,12 @@
 extern "C" {
 #endif
 
-// ---- order of rows ---------------------------------------------------------------------------------------------
+// ---- order of rows ----------------------------------------------------------------------------------------
 /* FoLayout -- which (b, t) a row of a group's [B*T, C] activation is.
  *
  * Shard p of P is rows [p*N/P, (p+1)*N/P), N = B*T. zigzag 0: whole sequences, row = b*T + t (B % P == 0).
- * zigzag 1: each sequence is cut into 2P blocks of T/(2P); shard p holds, for each b, block p and then block 2P-1-p.
+ * zigzag 1: each sequence is cut into 2P blocks of T/(2P); shard p holds, for each b, block p and then block
+ * 2P-1-p.
  */
 typedef struct {
     int B, T, P, zigzag;
@@ -40,7 +42,7 @@ static inline int fo_layout_run(FoLayout l) {
     return l.zigzag ? l.T / (2 * l.P) : l.T;
 }
 
-// ---- rows ------------------------------------------------------------------------------------------------------
+// ---- rows -------------------------------------------------------------------------------------------------
 // out[i] = inp[idx[i]], i < n
 void fo_gather_rows(floatX* out,       // [n, C]
                     const floatX* inp, // [*, C]
@@ -55,7 +57,8 @@ void fo_scatter_add_rows(float* out,         // [*, C]
                          const int* order,   // [start[nuniq]]
                          size_t nuniq, int C, FoStream* s);
 
-// token plus position: out[tok[i]] = rows[i] + wpe[pos[tok[i]]], i < n. rows are wte's, fetched from their owners
+// token plus position: out[tok[i]] = rows[i] + wpe[pos[tok[i]]], i < n. rows are wte's, fetched from their
+// owners
 void fo_encoder_forward(floatX* out,        // [*, C]
                         const floatX* rows, // [n, C]
                         const floatX* wpe,  // [maxT, C]
@@ -63,7 +66,7 @@ void fo_encoder_forward(floatX* out,        // [*, C]
                         const int* pos,     // [*], position of each row of out
                         size_t n, int C, FoStream* s);
 
-// ---- layer norm ------------------------------------------------------------------------------------------------
+// ---- layer norm -------------------------------------------------------------------------------------------
 // out = (inp - mean) * rstd * weight + bias over C, eps 1e-5
 void fo_layernorm_forward(floatX* out,                              // [n, C]
                           float* mean, float* rstd,                 // [n]
@@ -80,8 +83,9 @@ void fo_layernorm_backward(floatX* dinp,                         // [n, C], read
                            const float* mean, const float* rstd, // [n]
                            size_t n, int C, FoStream* s);
 
-// ---- matmul ----------------------------------------------------------------------------------------------------
-// Weights are [OC, K], as llm.c stores them. A row of the result has the same bits however rows are cut into calls.
+// ---- matmul -----------------------------------------------------------------------------------------------
+// Weights are [OC, K], as llm.c stores them. A row of the result has the same bits however rows are cut into
+// calls.
 
 // out = inp @ weight^T + bias
 void fo_matmul_forward(void* out,            // [n, OC] of out_type (floatX or fp32)
@@ -108,7 +112,7 @@ void fo_bias_backward(float* dbias,       // [C]
                       const floatX* dout, // [n, C]
                       size_t n, int C, FoStream* s);
 
-// ---- elementwise -----------------------------------------------------------------------------------------------
+// ---- elementwise ------------------------------------------------------------------------------------------
 // tanh form, as GPT-2
 void fo_gelu_forward(floatX* out, const floatX* inp, size_t nelem, FoStream* s);
 // dinp = dout * gelu'(inp); in place: dinp may be dout
@@ -116,8 +120,8 @@ void fo_gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_
 
 /* fo_accumulate -- out = residual + bias + parts[0] + ... + parts[P-1], in fp32 in this order, one rounding.
  *
- * The owner's side of a reduce-scatter. parts is a host array, copied by the call; its pointers are of part_type.
- * In place: out may be residual. residual and bias may be NULL.
+ * The owner's side of a reduce-scatter. parts is a host array, copied by the call; its pointers are of
+ * part_type. In place: out may be residual. residual and bias may be NULL.
  */
 void fo_accumulate(floatX* out,               // [n, C]
                    const void* const parts[], // P pointers to [n, C]
@@ -132,12 +136,12 @@ void fo_add(void* acc, const void* part, size_t nelem, FoDtype type, FoStream* s
 // out = sum of P fp32 vectors parts[0] ... parts[P-1] in this order; in place: out may be one of them
 void fo_sum(float* out, const float* const parts[], size_t nelem, int P, FoStream* s);
 
-// ---- attention -------------------------------------------------------------------------------------------------
+// ---- attention --------------------------------------------------------------------------------------------
 /* fo_attention_forward -- causal self-attention of the queries in rows [row0, row0 + n), scale 1/sqrt(hs).
  *
- * Keys and values of earlier positions of the same sequences must be complete in qkv; queries outside the rows are
- * not read, their rows of out and lse not written. No [T, T] matrix is ever stored for more than a block of queries.
- * A row has the same bits however rows are cut into calls.
+ * Keys and values of earlier positions of the same sequences must be complete in qkv; queries outside the
+ * rows are not read, their rows of out and lse not written. No [T, T] matrix is ever stored for more than a
+ * block of queries. A row has the same bits however rows are cut into calls.
  */
 void fo_attention_forward(floatX* out,       // [N, NH*hs]
                           float* lse,        // [N, NH], log of the sum of exp(score)
@@ -152,21 +156,22 @@ void fo_attention_backward(floatX* dqkv,       // [N, 3*NH*hs]
                            const float* lse,   // [N, NH]
                            size_t row0, size_t n, FoLayout l, int NH, int hs, FoStream* s);
 
-// ---- loss, vocabulary cut by rank ------------------------------------------------------------------------------
-// a rank's share of a row's softmax: over its columns, the largest logit, sum of exp(logit - max), and the logit of
-// the target (0 where another rank has it): 12 bytes a token
+// ---- loss, vocabulary cut by rank -------------------------------------------------------------------------
+// a rank's share of a row's softmax: over its columns, the largest logit, sum of exp(logit - max), and the
+// logit of the target (0 where another rank has it): 12 bytes a token
 typedef struct {
     float max, sum, target;
 } FoSoftmaxStat;
 
-// the columns of logits are vocabulary entries v0 ... v0+V-1; those at and beyond `valid` columns are padding: ignored
+// the columns of logits are vocabulary entries v0 ... v0+V-1; those at and beyond `valid` columns are
+// padding: ignored
 void fo_softmax_stats(FoSoftmaxStat* stats, // [n]
                       const floatX* logits, // [n, V]
                       const int* targets,   // [n], in the whole vocabulary
                       size_t n, int V, int valid, int v0, FoStream* s);
 
-/* fo_softmax_loss -- losses[i] = -log softmax(row i)[target], from all ranks' stats in rank order; unless dscale is 0,
- * logits become their gradient dscale * (softmax - onehot), padding columns 0.
+/* fo_softmax_loss -- losses[i] = -log softmax(row i)[target], from all ranks' stats in rank order; unless
+ * dscale is 0, logits become their gradient dscale * (softmax - onehot), padding columns 0.
  */
 void fo_softmax_loss(float* losses,              // [n]
                      floatX* logits,             // [n, V], read; written unless dscale is 0
@@ -174,15 +179,15 @@ void fo_softmax_loss(float* losses,              // [n]
                      const int* targets,         // [n]
                      float dscale, size_t n, int V, int valid, int v0, int P, FoStream* s);
 
-// ---- optimizer -------------------------------------------------------------------------------------------------
+// ---- optimizer --------------------------------------------------------------------------------------------
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
     float grad_scale; // the gradient is multiplied by it first
     int t;            // step, from 1
 } FoAdamw;
 
-// m = b1*m + (1-b1)*g, v = b2*v + (1-b2)*g*g; master -= lr*(m^/(sqrt(v^)+eps) + wd*master); param = master rounded.
-// FP32 builds: param and master may be the same memory.
+// m = b1*m + (1-b1)*g, v = b2*v + (1-b2)*g*g; master -= lr*(m^/(sqrt(v^)+eps) + wd*master); param = master
+// rounded. FP32 builds: param and master may be the same memory.
 void fo_adamw_update(floatX* param, float* master, float* m, float* v, const float* grad, size_t nelem,
                      FoAdamw a, FoStream* s);
 

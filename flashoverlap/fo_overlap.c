@@ -1,7 +1,9 @@
-/* fo_overlap.c -- the flash primitives: plans bound to streams. Read beside arXiv 2604.24013 and doc/overlap.md.
+/* fo_overlap.c -- the flash primitives: plans bound to streams. Read beside arXiv 2604.24013 and
+ * doc/overlap.md.
  *
- * run_plan is the executor of every mode and topology; the primitives say what a chunk's computation is. Events live in
- * FoOverlap, nothing is allocated in a call. Each wait names the two things that it orders, // earlier | later.
+ * run_plan is the executor of every mode and topology; the primitives say what a chunk's computation is.
+ * Events live in FoOverlap, nothing is allocated in a call. Each wait names the two things that it orders, //
+ * earlier | later.
  */
 #include "flashoverlap/fo_overlap.h"
 #include <stdlib.h>
@@ -50,7 +52,7 @@ void fo_overlap_mark(FoOverlap* o) {
     o->marked = 1;
 }
 
-// ---- the executor ----------------------------------------------------------------------------------------------
+// ---- the executor -----------------------------------------------------------------------------------------
 // where the bytes of a plan's chunks lie
 typedef struct {
     char* send; // chunk c's bytes at c * chunk_nbytes
@@ -128,7 +130,7 @@ static size_t chunk_rows(const FoOverlap* o, FoKind kind, size_t N) {
     return N / nchunks;
 }
 
-// ---- all-gather ------------------------------------------------------------------------------------------------
+// ---- all-gather -------------------------------------------------------------------------------------------
 void fo_allgather_run(FoOverlap* o, void* all, size_t row_nbytes, size_t N, FoChunkFn fn, void* ctx) {
     size_t rows = chunk_rows(o, FO_ALLGATHER, N);
     Buffers b = {(char*)all, (char*)all, rows * row_nbytes, rows};
@@ -151,7 +153,7 @@ void fo_allgather_end(FoOverlap* o) {
     wait_exchanges(o, o->plan.nexchanges);
 }
 
-// ---- reduce-scatter --------------------------------------------------------------------------------------------
+// ---- reduce-scatter ---------------------------------------------------------------------------------------
 void fo_reducescatter_run(FoOverlap* o, FoStaging* st, int C, size_t N, FoChunkFn fn, void* ctx) {
     size_t rows = chunk_rows(o, FO_REDUCESCATTER, N);
     size_t nbytes = rows * (size_t)C * fo_dtype_nbytes(st->wire);
@@ -200,7 +202,7 @@ void fo_reducescatter_end_fp32(FoOverlap* o, FoStaging* st, float* out, int C, s
     fo_sum(out, fp32, N / (size_t)o->plan.P * (size_t)C, nparts, o->compute);
 }
 
-// ---- a matmul beside a collective ------------------------------------------------------------------------------
+// ---- a matmul beside a collective -------------------------------------------------------------------------
 typedef struct {
     void* out;
     const floatX* inp;
@@ -254,7 +256,7 @@ void fo_matmul_reducescatter_dgrad(FoStaging* st, const floatX* dout, const floa
     fo_reducescatter_run(o, st, C, N, matmul_dgrad_chunk, &x);
 }
 
-// ---- attention -------------------------------------------------------------------------------------------------
+// ---- attention --------------------------------------------------------------------------------------------
 typedef struct {
     Matmul projection;
     floatX *att, *dqkv, *datt;

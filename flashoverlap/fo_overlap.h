@@ -1,11 +1,12 @@
 /* fo_overlap.h -- THE FLASH PRIMITIVES: a plan (fo_plan.h) bound to two streams. What this library is for.
  *
- * A primitive takes the place of a collective and of the computation beside it. It is called the same way in every
- * mode: what differs is the plan. All calls queue and return at once, and all ranks of the group make the same calls in
- * the same order.
+ * A primitive takes the place of a collective and of the computation beside it. It is called the same way in
+ * every mode: what differs is the plan. All calls queue and return at once, and all ranks of the group make
+ * the same calls in the same order.
  *
- * Rows of a group's [N, C] activation: shard p is [p*N/P, (p+1)*N/P), chunk c of a plan with m sub-chunks is rows
- * [c*N/(P*m), (c+1)*N/(P*m)). A large operation (the head) goes slice by slice: a call for each slice of its rows.
+ * Rows of a group's [N, C] activation: shard p is [p*N/P, (p+1)*N/P), chunk c of a plan with m sub-chunks is
+ * rows [c*N/(P*m), (c+1)*N/(P*m)). A large operation (the head) goes slice by slice: a call for each slice of
+ * its rows.
  */
 #ifndef FO_OVERLAP_H
 #define FO_OVERLAP_H
@@ -48,48 +49,53 @@ void fo_overlap_destroy(FoOverlap* o);
 // sets exposed_ms, comm_ms, nbytes_sent, nmessages to 0
 void fo_overlap_reset(FoOverlap* o);
 
-// o's next communication depends on nothing that is queued on the compute stream after this call. Without it, that
-// communication waits for all that is queued when it is called.
+// o's next communication depends on nothing that is queued on the compute stream after this call. Without it,
+// that communication waits for all that is queued when it is called.
 void fo_overlap_mark(FoOverlap* o);
 
-/* fo_allgather_run -- every rank's rows arrive in `all`, and fn computes on them chunk by chunk: own first, the others
- * as they arrive.
+/* fo_allgather_run -- every rank's rows arrive in `all`, and fn computes on them chunk by chunk: own first,
+ * the others as they arrive.
  *
- * Order    the own rows of all are in place (written by what compute has queued). Afterwards `all` is complete, and
- *          its own rows may be written again, by whatever is queued on the compute stream.
+ * Order    the own rows of all are in place (written by what compute has queued). Afterwards `all` is
+ *          complete, and its own rows may be written again, by whatever is queued on the compute stream.
  * Ranks    collective; same N and row_nbytes.
  * Errors   dies if o's plan is not an all-gather, or P*m does not divide N.
  * Source   arXiv 2604.24013 Alg. 1. Differs: direct plans send each shard to each peer; doc/overlap.md.
  */
 void fo_allgather_run(FoOverlap* o, void* all, size_t row_nbytes, size_t N, FoChunkFn fn, void* ctx);
 
-// the same in two halves, to hide the gather under independent work queued in between. Mode none waits in begin.
+// the same in two halves, to hide the gather under independent work queued in between. Mode none waits in
+// begin.
 void fo_allgather_begin(FoOverlap* o, void* all, size_t row_nbytes, size_t N);
 void fo_allgather_end(FoOverlap* o);
 
-/* fo_reducescatter_run -- fn computes this rank's partial sums of all rows, chunk by chunk, into st->partial; each
- * chunk goes to its owner while the next is computed, the own one is computed last.
+/* fo_reducescatter_run -- fn computes this rank's partial sums of all rows, chunk by chunk, into st->partial;
+ * each chunk goes to its owner while the next is computed, the own one is computed last.
  *
- * Follow it with fo_reducescatter_end, which adds. Work queued in between covers what is still under way (B3, B6).
- * In mode none it waits for everything here. fn NULL: the partial sums are there already, nothing is computed.
+ * Follow it with fo_reducescatter_end, which adds. Work queued in between covers what is still under way (B3,
+ * B6). In mode none it waits for everything here. fn NULL: the partial sums are there already, nothing is
+ * computed.
  *
- * Numbers  partials travel as st->wire and are added in fp32 in rank order with one rounding; along a ring, in the
- *          order of the ring, rounded to wire at each hop. The same bits in every mode.
+ * Numbers  partials travel as st->wire and are added in fp32 in rank order with one rounding; along a ring,
+ *          in the order of the ring, rounded to wire at each hop. The same bits in every mode.
  * Source   arXiv 2604.24013 Alg. 2, 3. Differs: direct plans push each partial to its owner.
  */
 void fo_reducescatter_run(FoOverlap* o, FoStaging* st, int C, size_t N, FoChunkFn fn, void* ctx);
 
-// out = residual + bias + sum over ranks, [N/P, C], the own rows. residual and bias may be NULL; in place: out may be
-// residual
+// out = residual + bias + sum over ranks, [N/P, C], the own rows. residual and bias may be NULL; in place:
+// out may be residual
 void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX* residual,
                           const floatX* bias, int C, size_t N);
 
-// the same for fp32 rows (wire FO_FP32): out = sum over ranks; in place: out may be the own rows of st->partial
+// the same for fp32 rows (wire FO_FP32): out = sum over ranks; in place: out may be the own rows of
+// st->partial
 void fo_reducescatter_end_fp32(FoOverlap* o, FoStaging* st, float* out, int C, size_t N);
 
-/* fo_allgather_matmul_forward -- out = (all ranks' rows) @ weight^T + bias, and gelu(out) unless gelu is NULL: F1, F3.
+/* fo_allgather_matmul_forward -- out = (all ranks' rows) @ weight^T + bias, and gelu(out) unless gelu is
+ * NULL: F1, F3.
  *
- * Column-parallel: every rank needs all N rows and computes OC of the columns. See fo_allgather_run for order.
+ * Column-parallel: every rank needs all N rows and computes OC of the columns. See fo_allgather_run for
+ * order.
  */
 void fo_allgather_matmul_forward(floatX* out,          // [N, OC]
                                  floatX* gelu,         // [N, OC], or NULL
@@ -122,9 +128,9 @@ void fo_matmul_reducescatter_dgrad(FoStaging* st,
 
 /* fo_attention_matmul_reducescatter_forward -- query-split attention: F2.
  *
- * For each chunk of query rows: attention of this rank's heads, then its share of the projection, then off to the
- * owner: the reduce-scatter hides under both, not under the projection alone. query_split 0 computes all attention
- * first (the row-parallel schedule, for comparison). Bits do not depend on it.
+ * For each chunk of query rows: attention of this rank's heads, then its share of the projection, then off to
+ * the owner: the reduce-scatter hides under both, not under the projection alone. query_split 0 computes all
+ * attention first (the row-parallel schedule, for comparison). Bits do not depend on it.
  * Source   arXiv 2604.24013 Alg. 4, Fig. 8b.
  */
 void fo_attention_matmul_reducescatter_forward(FoStaging* st,
@@ -135,10 +141,12 @@ void fo_attention_matmul_reducescatter_forward(FoStaging* st,
                                                FoLayout l, int NH, int hs, int C, int query_split,
                                                FoOverlap* o);
 
-/* fo_allgather_matmul_attention_backward -- B4: the rows' gradient arrives; each chunk goes through the projection's
- * dgrad, and each shard whose sequences are complete through the attention's backward pass, while the next arrives.
+/* fo_allgather_matmul_attention_backward -- B4: the rows' gradient arrives; each chunk goes through the
+ * projection's dgrad, and each shard whose sequences are complete through the attention's backward pass,
+ * while the next arrives.
  *
- * With zigzag shards the attention's backward pass follows the last chunk, whole: keys of every shard are in it.
+ * With zigzag shards the attention's backward pass follows the last chunk, whole: keys of every shard are in
+ * it.
  */
 void fo_allgather_matmul_attention_backward(floatX* dqkv,         // [N, 3*NH*hs]
                                             floatX* datt,         // [N, NH*hs]
@@ -149,8 +157,8 @@ void fo_allgather_matmul_attention_backward(floatX* dqkv,         // [N, 3*NH*hs
 
 /* FoFetch -- who needs which rows of a table that is cut by rows (wte), for one batch of tokens: E1, E2.
  *
- * Every rank knows all tokens, so nothing but rows travels: N/P of them to a rank, not N. All arrays are device memory
- * that fo_fetch_create allocates and fo_fetch_set fills; the counts are known to the host.
+ * Every rank knows all tokens, so nothing but rows travels: N/P of them to a rank, not N. All arrays are
+ * device memory that fo_fetch_create allocates and fo_fetch_set fills; the counts are known to the host.
  */
 typedef struct {
     size_t N;                      // most tokens of a batch
@@ -165,13 +173,14 @@ typedef struct {
 
 FoFetch* fo_fetch_create(FoDevice* d, size_t N);
 void fo_fetch_destroy(FoDevice* d, FoFetch* f);
-/* ids [N] in the order of rows; first[p]: first row of the table that rank p has, first[P] its end. Queued on s; s must
- * have passed the previous batch's calls.
+/* ids [N] in the order of rows; first[p]: first row of the table that rank p has, first[P] its end. Queued on
+ * s; s must have passed the previous batch's calls.
  */
 void fo_fetch_set(FoFetch* f, const int* ids, size_t N, const size_t* first, int P, int r, FoStream* s);
 
-/* fo_fetch_encoder_forward -- E1: out = table[ids] + wpe[pos] for the own tokens. Each rank packs the rows that others
- * need and pushes them; tokens of the own rows first, the others as they arrive. Uses st as buffers.
+/* fo_fetch_encoder_forward -- E1: out = table[ids] + wpe[pos] for the own tokens. Each rank packs the rows
+ * that others need and pushes them; tokens of the own rows first, the others as they arrive. Uses st as
+ * buffers.
  */
 void fo_fetch_encoder_forward(floatX* out,         // [N/P, C]
                               const floatX* table, // [rows of this rank, C]
@@ -179,8 +188,8 @@ void fo_fetch_encoder_forward(floatX* out,         // [N/P, C]
                               const int* pos,      // [N/P]
                               FoFetch* f, FoStaging* st, int C, FoOverlap* o);
 
-/* fo_fetch_encoder_backward -- E2: dtable += gradient rows of the tokens whose row this rank owns, in the order of
- * ranks and rows. _begin packs and sends; work queued in between hides it; _end adds.
+/* fo_fetch_encoder_backward -- E2: dtable += gradient rows of the tokens whose row this rank owns, in the
+ * order of ranks and rows. _begin packs and sends; work queued in between hides it; _end adds.
  */
 void fo_fetch_encoder_backward_begin(const floatX* dout, // [N/P, C]
                                      FoFetch* f, FoStaging* st, int C, FoOverlap* o);

@@ -1,4 +1,5 @@
-/* fo_plan.c -- builds the schedules of fo_plan.h. Pure functions; the order of each rank is a line of them. */
+/* fo_plan.c -- builds the schedules of fo_plan.h. Pure functions; the order of each rank is a line of them.
+ * */
 #include "flashoverlap/fo_plan.h"
 #include <stdio.h>
 #include <string.h>
@@ -83,7 +84,8 @@ static void plan_reducescatter_flash(FoPlan* p) {
         for (int s = 0; s < m; s++) {
             int chunk = scatter_owner(p, i) * m + s;
             add_compute(p, chunk, 0, 0);
-            // the hop before has brought this chunk's sum so far; what arrives for the own chunk is added at the end
+            // the hop before has brought this chunk's sum so far; what arrives for the own chunk is added at
+            // the end
             if (ring && i > 0 && i < P - 1) { add_compute(p, chunk, 1, (i - 1) * m + s + 1); }
             if (i < P - 1) { scatter_exchange(p, i, s, p->ncomputes); }
         }

@@ -1,18 +1,20 @@
 /* fo_plan.h -- schedules as data: which chunk a rank computes, sends and receives, and what waits for what.
  *
- * Pure functions of (kind, mode, m, topology, P, r): no stream, no memory, no clock. fo_overlap.c binds a plan to
- * streams; dev/test/test_plan.c checks all of them for P = 1..16, m = 1..4.
+ * Pure functions of (kind, mode, m, topology, P, r): no stream, no memory, no clock. fo_overlap.c binds a
+ * plan to streams; dev/test/test_plan.c checks all of them for P = 1..16, m = 1..4.
  *
- * Words. A rank's *shard* is its N/P rows; it is cut into m *chunks*; chunk c = owner * m + sub. A plan has two lists:
- * exchanges, done in order on the communication stream, and computes, done in order on the compute stream. Each says
- * how far the other list must have got before it starts. That one number is all that tells the modes apart:
+ * Words. A rank's *shard* is its N/P rows; it is cut into m *chunks*; chunk c = owner * m + sub. A plan has
+ * two lists: exchanges, done in order on the communication stream, and computes, done in order on the compute
+ * stream. Each says how far the other list must have got before it starts. That one number is all that tells
+ * the modes apart:
  *
  *   all-gather, P = 4, rank 0     exchanges: own shard to r-i, shard r+i from its owner, i = 1, 2, 3
  *     none      0:3  1:3  2:3  3:3           chunk:exchanges done before; all wait for the whole collective
  *     flash     0:0  1:1  2:2  3:3           own first; each as soon as it is here
  *   reduce-scatter, P = 4, rank 0 computes: chunks of r+1, r+2, r+3, and the own one last
- *     none      e0:4 e1:4 e2:4               exchange:computes done before; nothing leaves until all is computed
- *     flash     e0:1 e1:2 e2:3               each leaves while the next is computed; nothing is left to send: no tail
+ *     none      e0:4 e1:4 e2:4               exchange:computes done before; nothing leaves until all is
+ *     computed flash     e0:1 e1:2 e2:3               each leaves while the next is computed; nothing is left
+ *     to send: no tail
  */
 #ifndef FO_PLAN_H
 #define FO_PLAN_H
@@ -59,8 +61,8 @@ typedef struct {
 int fo_plan_init(FoPlan* p, FoKind kind, FoMode mode, int m, FoTopology topology, int P, int r,
                  char err[256]);
 
-// one line, e.g. "rs flash direct m=1 P=4 r=0: 1 [1>1 0<3] 2 [2>2 0<2] 3 [3>3 0<1] 0": chunks as they are computed (+: a
-// ring's add), between them exchanges [chunk>to chunk<from]. Cut at nbytes; returns buf
+// one line, e.g. "rs flash direct m=1 P=4 r=0: 1 [1>1 0<3] 2 [2>2 0<2] 3 [3>3 0<1] 0": chunks as they are
+// computed (+: a ring's add), between them exchanges [chunk>to chunk<from]. Cut at nbytes; returns buf
 const char* fo_plan_print(const FoPlan* p, char* buf, size_t nbytes);
 
 const char* fo_mode_name(FoMode mode);

@@ -98,8 +98,8 @@ int checkpoint_write_done(const char* dir, int step, char err[TRAIN_ERR]);
  */
 int checkpoint_find(const char* dir, char err[TRAIN_ERR]);
 
-/* checkpoint_remove -- deletes what there is of a step's checkpoint, DONE first. Rank 0: before it writes one, so
- * that an earlier run's is never mixed with it, and if that fails.
+/* checkpoint_remove -- deletes what there is of a step's checkpoint, DONE first. Rank 0: before it writes
+ * one, so that an earlier run's is never mixed with it, and if that fails.
  */
 int checkpoint_remove(const char* dir, int step, char err[TRAIN_ERR]);
 

@@ -1,7 +1,7 @@
 /* tensors.h -- everything known about a GPT's parameter tensors, in one table of one row a tensor.
  *
- * Allocation, initialisation, checkpoints, AdamW, the cut across tp and the tests' names are all driven by it.
- * The order is llm.c's (formats: doc/formats.md). Weights are [out, in] row-major.
+ * Allocation, initialisation, checkpoints, AdamW, the cut across tp and the tests' names are all driven by
+ * it. The order is llm.c's (formats: doc/formats.md). Weights are [out, in] row-major.
  */
 #ifndef TENSORS_H
 #define TENSORS_H
@@ -62,7 +62,8 @@ typedef struct {
     size_t ntotal; // parameters of the whole model, padding included
 } Tensors;
 
-// first of `n` things that rank r of P has; it has fo_cut(n, P, r+1) - fo_cut(n, P, r). The first n % P have one more.
+// first of `n` things that rank r of P has; it has fo_cut(n, P, r+1) - fo_cut(n, P, r). The first n % P have
+// one more.
 static inline size_t fo_cut(size_t n, int P, int r) {
     size_t q = n / (size_t)P, rest = n % (size_t)P, k = (size_t)r;
     return k * q + (k < rest ? k : rest);
@@ -70,8 +71,9 @@ static inline size_t fo_cut(size_t n, int P, int r) {
 
 void tensors_init(Tensors* ts, GPTConfig c, int P, int r);
 
-/* TensorPart -- what a rank holds of one layer's [rows, cols]: `nruns` runs (q, k, v; or one) of `nrows` rows, `stride`
- * rows apart from row0 on, and of each row the columns [col0, col0 + ncols). In memory without gaps, in this order.
+/* TensorPart -- what a rank holds of one layer's [rows, cols]: `nruns` runs (q, k, v; or one) of `nrows`
+ * rows, `stride` rows apart from row0 on, and of each row the columns [col0, col0 + ncols). In memory without
+ * gaps, in this order.
  */
 typedef struct {
     size_t nruns, stride, row0, nrows, col0, ncols;

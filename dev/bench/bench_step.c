@@ -1,6 +1,7 @@
 /* bench_step.c -- one training step of GPT-2 on one rank: tok/s, MFU, and the share of each kind of work.
  *
- *   bench_step [MODEL [B [T [STEPS]]]]     default d12 4 1024 3, random tokens; the first step (warm-up) is left out
+ *   bench_step [MODEL [B [T [STEPS]]]]     default d12 4 1024 3, random tokens; the first step (warm-up) is
+ *   left out
  *
  * Its last lines are read by bench.sh. The step is train_gpt.cu's own.
  */

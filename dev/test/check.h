@@ -1,7 +1,7 @@
 /* check.h -- the whole test framework. One CHECK a claim, not one an element.
  *
- * A failure prints its place and goes on; check_report() prints the closing line and gives main's exit status.
- * Rank threads may check at the same time. C11 that is also C++, so that test_gpt.cu can use it.
+ * A failure prints its place and goes on; check_report() prints the closing line and gives main's exit
+ * status. Rank threads may check at the same time. C11 that is also C++, so that test_gpt.cu can use it.
  */
 #ifndef CHECK_H
 #define CHECK_H

@@ -1,5 +1,5 @@
-/* whole.h -- whole tensors and ranks' parts of them, for tests: the plain counterpart of what train/checkpoint.c does
- * block by block. C11 that is also C++, so that test_gpt.cu can use it.
+/* whole.h -- whole tensors and ranks' parts of them, for tests: the plain counterpart of what
+ * train/checkpoint.c does block by block. C11 that is also C++, so that test_gpt.cu can use it.
  */
 #ifndef WHOLE_H
 #define WHOLE_H

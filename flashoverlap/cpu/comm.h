@@ -70,8 +70,8 @@ void fo__mpi_open(FoGroup* g);
 // have to do
 double fo__patience_s(const FoGroup* g, const FoBatch* b);
 
-// What of a time without news counts as waiting: a process that was stopped (Ctrl-Z) for an hour, and its peers with
-// it, has waited for the tenth of a second in which it found out.
+// What of a time without news counts as waiting: a process that was stopped (Ctrl-Z) for an hour, and its
+// peers with it, has waited for the tenth of a second in which it found out.
 static inline double fo__waited_s(double quiet_s) {
     return quiet_s < 0.1 ? quiet_s : 0.1;
 }

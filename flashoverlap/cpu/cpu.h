@@ -1,4 +1,5 @@
-/* cpu.h -- what the files of the cpu device share: queueing, threads, scratch, pacing. Nothing above the cut sees it. */
+/* cpu.h -- what the files of the cpu device share: queueing, threads, scratch, pacing. Nothing above the cut
+ * sees it. */
 #ifndef FO_CPU_H
 #define FO_CPU_H
 #include "flashoverlap/fo.h"
@@ -22,8 +23,9 @@ typedef void (*FoOp)(FoStream* s, void* args);
 
 /* fo__enqueue -- queues op(s, copy of args) on s. nbytes at most FO_MAX_ARGS.
  *
- * Public functions pack their arguments into a struct, call this, and return; op runs on the thread of s. There OpenMP
- * regions use the device's threads: num_threads is set for the thread, so a plain `#pragma omp parallel for` is right.
+ * Public functions pack their arguments into a struct, call this, and return; op runs on the thread of s.
+ * There OpenMP regions use the device's threads: num_threads is set for the thread, so a plain `#pragma omp
+ * parallel for` is right.
  */
 #define fo__enqueue(s, op, args, nbytes) fo__enqueue_named(s, op, #op, args, nbytes)
 void fo__enqueue_named(FoStream* s, FoOp op, const char* name, const void* args, size_t nbytes);
@@ -44,8 +46,9 @@ void* fo__scratch(FoStream* s, size_t nbytes);
 // an operation that is paced says, before it returns, how much it did; the stream sleeps what pacing asks for
 void fo__pace(FoStream* s, double flops);
 
-/* The virtual clock of a stream (seconds, as fo_now): when its last operation ended, free of the lateness of wake-ups.
- * An event carries it from one stream to another; an exchange over an emulated link advances it to the time due.
+/* The virtual clock of a stream (seconds, as fo_now): when its last operation ended, free of the lateness of
+ * wake-ups. An event carries it from one stream to another; an exchange over an emulated link advances it to
+ * the time due.
  */
 double fo__clock(const FoStream* s);
 void fo__clock_set(FoStream* s, double t);

@@ -1,9 +1,9 @@
 /* device.c -- errors, memory, streams and events of the cpu device (fo.h).
  *
- * A stream is a thread with a queue of operations; an event is a counter under a mutex: the host numbers each recording,
- * the recording stream's thread marks that number done, a waiting stream's thread waits for it. The queue's locks would
- * order, for ThreadSanitizer, what a schedule forgot to order; so the runtime's own synchronisation is hidden from it and
- * only what CUDA promises is announced (hide, show, ACQUIRE, RELEASE).
+ * A stream is a thread with a queue of operations; an event is a counter under a mutex: the host numbers each
+ * recording, the recording stream's thread marks that number done, a waiting stream's thread waits for it.
+ * The queue's locks would order, for ThreadSanitizer, what a schedule forgot to order; so the runtime's own
+ * synchronisation is hidden from it and only what CUDA promises is announced (hide, show, ACQUIRE, RELEASE).
  */
 #include "flashoverlap/cpu/cpu.h"
 #include <errno.h>
@@ -50,8 +50,9 @@ static void show(void) {}
 #endif
 
 enum { QUEUE_SLOTS = 2048 };
-/* A thread that wakes up later than this has lost the time: its stream's clock goes on from now. A paced stream makes up
- * for more, by sleeping less afterwards: a few slices of the scheduler, when others use the cores too.
+/* A thread that wakes up later than this has lost the time: its stream's clock goes on from now. A paced
+ * stream makes up for more, by sleeping less afterwards: a few slices of the scheduler, when others use the
+ * cores too.
  */
 static const double LATENESS_S = 2e-3, PACED_LATENESS_S = 20e-3;
 
@@ -89,7 +90,7 @@ struct FoEvent {
     uint64_t recorded; // of the host's thread alone
 };
 
-// ---- errors ----------------------------------------------------------------------------------------------------
+// ---- errors -----------------------------------------------------------------------------------------------
 static _Thread_local int die_rank = -1;
 static atomic_int die_taken; // who sets it may print; it serves messages alone, as the rank does
 static void (*_Atomic die_abort)(int status);
@@ -154,7 +155,7 @@ void fo__sleep_until(double t) {
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR) {}
 }
 
-// ---- device ----------------------------------------------------------------------------------------------------
+// ---- device -----------------------------------------------------------------------------------------------
 static int usable_cores(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) { return CPU_COUNT(&set); }
@@ -214,7 +215,7 @@ void fo_device_pace(FoDevice* d, double tflops) {
     d->pace_tflops = tflops;
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------
 enum { HUGE_PAGE = 2 << 20, SMALL_ALIGN = 64 };
 
 // the size of an allocation stands in the bytes before it, which a large one spends an alignment unit on
@@ -252,7 +253,7 @@ size_t fo_device_peak_nbytes(const FoDevice* d) {
     return d->peak_nbytes;
 }
 
-// ---- streams ---------------------------------------------------------------------------------------------------
+// ---- streams ----------------------------------------------------------------------------------------------
 static double later(double a, double b) {
     return a > b ? a : b;
 }
@@ -418,7 +419,7 @@ void fo__clock_set(FoStream* s, double t) {
     s->clock_is_set = 1;
 }
 
-// ---- events ----------------------------------------------------------------------------------------------------
+// ---- events -----------------------------------------------------------------------------------------------
 typedef struct {
     FoEvent* event;
     uint64_t number;
@@ -488,7 +489,7 @@ void fo_stream_wait(FoStream* s, FoEvent* e, double* waited_ms) {
     if (a.number > 0) { fo__enqueue(s, wait_op, &a, sizeof a); }
 }
 
-// ---- copies ----------------------------------------------------------------------------------------------------
+// ---- copies -----------------------------------------------------------------------------------------------
 typedef struct {
     void* dst;
     const void* src;

@@ -511,7 +511,7 @@ void fo_matmul_wgrad(float* dweight, float* dbias, const floatX* dout, const flo
  * cores now and then more, and the sum must be what the machine can do.
  */
 double fo_device_peak_tflops(FoDevice* d) {
-    enum { N = 2048, K = 1024 };
+    enum { N = 1024, K = 1024 };
     const double window_s = 0.25;
     if (d->peak_tflops > 0.0) { return d->peak_tflops; }
     double pace = d->pace_tflops, begin = 0.0;
