@@ -178,7 +178,8 @@ static int gpt_carve(GPT* g, Carve list[64], FoDtype wire) {
 }
 
 /* gpt_sizes -- everything about the model that is arithmetic: this rank's share of widths, heads and
- * vocabulary. */
+ * vocabulary.
+ */
 static void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int P, int r) {
     int hs = c.C / c.NH;
     g->config = c;
@@ -439,8 +440,7 @@ static float gpt_loss(GPT* g) {
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
-/* gpt_backward -- gradients of all parameters, added to grads, from what gpt_forward and gpt_head have left.
- * */
+/* gpt_backward -- all gradients, added to grads, from what gpt_forward and gpt_head have left. */
 static void gpt_backward(GPT* g) {
     const GPTActs* a = &g->acts;
     const int L = g->config.L, C = g->config.C, NHl = g->NHl, hs = C / g->config.NH, Ca = g->Ca, F = g->F;
@@ -664,7 +664,8 @@ static int nearest_below(int x, int unit) {
 }
 
 /* check_run -- can this model, batch and mode be cut across P ranks? 0, or -1 with the reason and what would
- * work. */
+ * work.
+ */
 static int check_run(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
     int P = opt->tp, B = opt->batch, T = opt->seq_len, m = P > 1 ? opt->overlap.m : 1;
     if (T > c.maxT) {
@@ -921,7 +922,8 @@ static int print_step(Trainer* tr, float loss, double loss_z, float norm, double
 }
 
 /* train_step -- one update from total_batch tokens. Returns the signal that some rank has got, 0, or -1 with
- * err. */
+ * err.
+ */
 static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
@@ -1083,7 +1085,8 @@ static void rank_main(FoGroup* world, void* arg) {
 }
 
 /* dry_run -- what would be done, without doing it: parameters, memory of each rank, the plan of each
- * operation. */
+ * operation.
+ */
 static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
     GPTConfig c;
     char path[CHECKPOINT_PATH], text[8192]; // a plan of 16 ranks and 16 sub-chunks has over 5,000 characters

@@ -81,7 +81,8 @@ void fo_die(const char* file, int line, const char* func, const char* fmt, ...)
     __attribute__((format(printf, 4, 5), noreturn));
 
 /* fo_quit -- the same for a user's error: prints the text alone, without its place, and ends every rank with
- * `status`. */
+ * `status`.
+ */
 void fo_quit(int status, const char* fmt, ...) __attribute__((format(printf, 2, 3), noreturn));
 
 // names the calling thread's rank in fo_die's message (-1: none); serves messages alone

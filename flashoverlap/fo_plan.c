@@ -1,5 +1,4 @@
-/* fo_plan.c -- builds the schedules of fo_plan.h. Pure functions; the order of each rank is a line of them.
- * */
+/* fo_plan.c -- builds the schedules of fo_plan.h. Pure functions; each order is a line. */
 #include "flashoverlap/fo_plan.h"
 #include <stdio.h>
 #include <string.h>

@@ -12,9 +12,8 @@
  *     none      0:3  1:3  2:3  3:3           chunk:exchanges done before; all wait for the whole collective
  *     flash     0:0  1:1  2:2  3:3           own first; each as soon as it is here
  *   reduce-scatter, P = 4, rank 0 computes: chunks of r+1, r+2, r+3, and the own one last
- *     none      e0:4 e1:4 e2:4               exchange:computes done before; nothing leaves until all is
- *     computed flash     e0:1 e1:2 e2:3               each leaves while the next is computed; nothing is left
- *     to send: no tail
+ *     none      e0:4 e1:4 e2:4               exchange:computes done before; nothing leaves until the end
+ *     flash     e0:1 e1:2 e2:3               each leaves while the next is computed: no tail
  */
 #ifndef FO_PLAN_H
 #define FO_PLAN_H

@@ -1,5 +1,6 @@
 /* test_options.c -- the command line: every option in each of its forms, every refusal, --help, model
- * descriptors. */
+ * descriptors.
+ */
 #include "dev/test/check.h"
 #include "train/checkpoint.h"
 #include "train/options.h"

@@ -1,5 +1,6 @@
 /* cpu.h -- what the files of the cpu device share: queueing, threads, scratch, pacing. Nothing above the cut
- * sees it. */
+ * sees it.
+ */
 #ifndef FO_CPU_H
 #define FO_CPU_H
 #include "flashoverlap/fo.h"
