@@ -102,10 +102,6 @@ typedef struct {
     float* host_losses; // [N]
 } GPT;
 
-static floatX* layer_of(floatX* base, int l, size_t nelem) {
-    return base + (size_t)l * nelem;
-}
-
 static const floatX* weight_of(const GPT* g, int tensor, int l) {
     return g->params + g->ts.t[tensor].offset + (size_t)l * tensor_local(&g->ts.t[tensor]);
 }
@@ -314,44 +310,67 @@ static void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) 
 }
 
 // ---- forward ----------------------------------------------------------------------------------------------
+// one layer's slices of everything
+typedef struct {
+    floatX *x, *x_next, *mid, *ln1, *qkv, *att, *ln2, *fch;
+    float *mean1, *rstd1, *mean2, *rstd2, *lse;
+    const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw,
+        *fcprojb;
+    float *dln1w, *dln1b, *dqkvw, *dqkvb, *dattprojw, *dattprojb, *dln2w, *dln2b, *dfcw, *dfcb, *dfcprojw,
+        *dfcprojb;
+} Layer;
+
+static Layer layer_of(const GPT* g, int l) {
+    const GPTActs* a = &g->acts;
+    const size_t i = (size_t)l, C = (size_t)g->config.C, n = g->n, N = g->N, Ca = (size_t)g->Ca;
+    const size_t kept = g->sp ? 0 : i * N * C; // with sp the gathered layer norm outputs are not kept
+    Layer y;
+    y.x = a->resid + i * n * C, y.x_next = a->resid + (i + 1) * n * C, y.mid = a->mid + i * n * C;
+    y.ln1 = a->ln1_all + kept, y.ln2 = a->ln2_all + kept;
+    y.qkv = a->qkv + i * N * 3 * Ca, y.att = a->att + i * N * Ca, y.fch = a->fch + i * N * (size_t)g->F;
+    y.mean1 = a->ln1_mean + i * n, y.rstd1 = a->ln1_rstd + i * n, y.mean2 = a->ln2_mean + i * n;
+    y.rstd2 = a->ln2_rstd + i * n, y.lse = a->lse + i * N * (size_t)g->NHl;
+    y.ln1w = weight_of(g, LN1W, l), y.ln1b = weight_of(g, LN1B, l);
+    y.qkvw = weight_of(g, QKVW, l), y.qkvb = weight_of(g, QKVB, l);
+    y.attprojw = weight_of(g, ATTPROJW, l), y.attprojb = weight_of(g, ATTPROJB, l);
+    y.ln2w = weight_of(g, LN2W, l), y.ln2b = weight_of(g, LN2B, l);
+    y.fcw = weight_of(g, FCW, l), y.fcb = weight_of(g, FCB, l);
+    y.fcprojw = weight_of(g, FCPROJW, l), y.fcprojb = weight_of(g, FCPROJB, l);
+    y.dln1w = grad_of(g, LN1W, l), y.dln1b = grad_of(g, LN1B, l);
+    y.dqkvw = grad_of(g, QKVW, l), y.dqkvb = grad_of(g, QKVB, l);
+    y.dattprojw = grad_of(g, ATTPROJW, l), y.dattprojb = grad_of(g, ATTPROJB, l);
+    y.dln2w = grad_of(g, LN2W, l), y.dln2b = grad_of(g, LN2B, l);
+    y.dfcw = grad_of(g, FCW, l), y.dfcb = grad_of(g, FCB, l);
+    y.dfcprojw = grad_of(g, FCPROJW, l), y.dfcprojb = grad_of(g, FCPROJB, l);
+    return y;
+}
+
 /* gpt_forward -- from tokens to the residual stream after the last layer, resid[L]; the head follows.
  *
  * Queued on the streams; returns at once. Activations stay for gpt_backward.
  */
 static void gpt_forward(GPT* g) {
     const GPTActs* a = &g->acts;
-    const int L = g->config.L, C = g->config.C, NHl = g->NHl, hs = C / g->config.NH, Ca = g->Ca, F = g->F;
-    const size_t N = g->N, n = g->n, nC = n * (size_t)C, own = (size_t)g->r * nC;
+    const int C = g->config.C, NHl = g->NHl, hs = C / g->config.NH, Ca = g->Ca, F = g->F;
+    const size_t N = g->N, n = g->n, own = (size_t)g->r * n * (size_t)C;
+    const floatX *wte = weight_of(g, WTE, 0), *wpe = weight_of(g, WPE, 0);
     FoOverlap** o = g->o;
     FoStaging* st = &g->staging;
     FoStream* s = g->compute;
 
-    fo_fetch_encoder_forward(a->resid, weight_of(g, WTE, 0), weight_of(g, WPE, 0), a->pos, g->fetch, st, C,
-                             o[E1]); // E1
-    for (int l = 0; l < L; l++) {
-        floatX *x = layer_of(a->resid, l, nC), *x_next = layer_of(a->resid, l + 1, nC),
-               *mid = layer_of(a->mid, l, nC);
-        floatX *qkv = layer_of(a->qkv, l, N * 3 * (size_t)Ca), *att = layer_of(a->att, l, N * (size_t)Ca);
-        floatX *ln1 = layer_of(a->ln1_all, g->sp ? 0 : l, N * (size_t)C),
-               *ln2 = layer_of(a->ln2_all, g->sp ? 0 : l, N * (size_t)C);
-        floatX* fch = layer_of(a->fch, l, N * (size_t)F);
-        float *mean1 = a->ln1_mean + (size_t)l * n, *rstd1 = a->ln1_rstd + (size_t)l * n;
-        float *mean2 = a->ln2_mean + (size_t)l * n, *rstd2 = a->ln2_rstd + (size_t)l * n;
-        float* lse = a->lse + (size_t)l * N * (size_t)NHl;
-
-        fo_layernorm_forward(ln1 + own, mean1, rstd1, x, weight_of(g, LN1W, l), weight_of(g, LN1B, l), n, C,
-                             s);
-        fo_allgather_matmul_forward(qkv, NULL, ln1, weight_of(g, QKVW, l), weight_of(g, QKVB, l), N, C,
-                                    3 * Ca, o[F1]); // F1
-        fo_attention_matmul_reducescatter_forward(st, att, lse, qkv, weight_of(g, ATTPROJW, l), g->layout,
-                                                  NHl, hs, C, 1, o[F2]); // F2
-        fo_reducescatter_end(o[F2], st, mid, x, weight_of(g, ATTPROJB, l), C, N);
-        fo_layernorm_forward(ln2 + own, mean2, rstd2, mid, weight_of(g, LN2W, l), weight_of(g, LN2B, l), n, C,
-                             s);
-        fo_allgather_matmul_forward(fch, a->gelu, ln2, weight_of(g, FCW, l), weight_of(g, FCB, l), N, C, F,
-                                    o[F3]);                                                     // F3
-        fo_matmul_reducescatter_forward(st, a->gelu, weight_of(g, FCPROJW, l), N, F, C, o[F4]); // F4
-        fo_reducescatter_end(o[F4], st, x_next, mid, weight_of(g, FCPROJB, l), C, N);
+    fo_fetch_encoder_forward(a->resid, wte, wpe, a->pos, g->fetch, st, C, o[E1]); // E1
+    for (int l = 0; l < g->config.L; l++) {
+        const Layer y = layer_of(g, l);
+        fo_layernorm_forward(y.ln1 + own, y.mean1, y.rstd1, y.x, y.ln1w, y.ln1b, n, C, s);
+        fo_allgather_matmul_forward(y.qkv, NULL, y.ln1, y.qkvw, y.qkvb, N, C, 3 * Ca, o[F1]); // F1
+        fo_attention_matmul_reducescatter_forward(st, y.att, y.lse, y.qkv, y.attprojw, g->layout, NHl, hs, C,
+                                                  1,
+                                                  o[F2]); // F2
+        fo_reducescatter_end(o[F2], st, y.mid, y.x, y.attprojb, C, N);
+        fo_layernorm_forward(y.ln2 + own, y.mean2, y.rstd2, y.mid, y.ln2w, y.ln2b, n, C, s);
+        fo_allgather_matmul_forward(y.fch, a->gelu, y.ln2, y.fcw, y.fcb, N, C, F, o[F3]); // F3
+        fo_matmul_reducescatter_forward(st, a->gelu, y.fcprojw, N, F, C, o[F4]);          // F4
+        fo_reducescatter_end(o[F4], st, y.x_next, y.mid, y.fcprojb, C, N);
     }
 }
 
@@ -443,62 +462,46 @@ static float gpt_loss(GPT* g) {
 /* gpt_backward -- all gradients, added to grads, from what gpt_forward and gpt_head have left. */
 static void gpt_backward(GPT* g) {
     const GPTActs* a = &g->acts;
-    const int L = g->config.L, C = g->config.C, NHl = g->NHl, hs = C / g->config.NH, Ca = g->Ca, F = g->F;
-    const size_t N = g->N, n = g->n, nC = n * (size_t)C, own = (size_t)g->r * nC,
-                 row = (size_t)C * sizeof(floatX);
+    const int C = g->config.C, NHl = g->NHl, hs = C / g->config.NH, Ca = g->Ca, F = g->F, sp = g->sp;
+    const size_t N = g->N, n = g->n, own = (size_t)g->r * n * (size_t)C, row = (size_t)C * sizeof(floatX);
+    const floatX* x_last = a->resid + (size_t)g->config.L * n * (size_t)C;
     floatX* dres = a->dall + own;
     FoOverlap** o = g->o;
     FoStaging* st = &g->staging;
     FoStream* s = g->compute;
 
-    fo_zero(dres, nC * sizeof(floatX), s);
-    fo_layernorm_backward(dres, grad_of(g, LNFW, 0), grad_of(g, LNFB, 0), a->dln, layer_of(a->resid, L, nC),
+    fo_zero(dres, n * row, s);
+    fo_layernorm_backward(dres, grad_of(g, LNFW, 0), grad_of(g, LNFB, 0), a->dln, x_last,
                           weight_of(g, LNFW, 0), a->lnf_mean, a->lnf_rstd, n, C, s);
-    for (int l = L - 1; l >= 0; l--) {
-        floatX *x = layer_of(a->resid, l, nC), *mid = layer_of(a->mid, l, nC);
-        floatX *qkv = layer_of(a->qkv, l, N * 3 * (size_t)Ca), *att = layer_of(a->att, l, N * (size_t)Ca);
-        floatX* ln1 = layer_of(a->ln1_all, g->sp ? 0 : l, N * (size_t)C);
-        floatX* ln2 = layer_of(a->ln2_all, g->sp ? 0 : l, N * (size_t)C);
-        floatX* fch = layer_of(a->fch, l, N * (size_t)F);
-        float *mean1 = a->ln1_mean + (size_t)l * n, *rstd1 = a->ln1_rstd + (size_t)l * n;
-        float *mean2 = a->ln2_mean + (size_t)l * n, *rstd2 = a->ln2_rstd + (size_t)l * n;
-        float* lse = a->lse + (size_t)l * N * (size_t)NHl;
-
+    for (int l = g->config.L - 1; l >= 0; l--) {
+        const Layer y = layer_of(g, l);
         // FFN. With sp the gathered layer norm outputs were not kept: they come again, under the fc2 wgrad
-        if (g->sp) {
-            fo_layernorm_forward(ln2 + own, mean2, rstd2, mid, weight_of(g, LN2W, l), weight_of(g, LN2B, l),
-                                 n, C, s);
-        }
+        if (sp) { fo_layernorm_forward(y.ln2 + own, y.mean2, y.rstd2, y.mid, y.ln2w, y.ln2b, n, C, s); }
         fo_overlap_mark(o[B2]);
-        fo_allgather_matmul_dgrad(a->dfch, a->dall, fch, weight_of(g, FCPROJW, l), N, F, C, o[B1]); // B1
-        if (g->sp) { fo_allgather_begin(o[B2], ln2, row, N); }                                      // B2
-        fo_gelu_forward(a->gelu, fch, N * (size_t)F, s);
-        fo_matmul_wgrad(grad_of(g, FCPROJW, l), NULL, a->dall, a->gelu, N, F, C, s);
-        fo_bias_backward(grad_of(g, FCPROJB, l), dres, n, C, s);
-        fo_matmul_reducescatter_dgrad(st, a->dfch, weight_of(g, FCW, l), N, C, F, o[B3]); // B3
-        if (g->sp) { fo_allgather_end(o[B2]); }
-        fo_matmul_wgrad(grad_of(g, FCW, l), grad_of(g, FCB, l), a->dfch, ln2, N, C, F, s);
+        fo_allgather_matmul_dgrad(a->dfch, a->dall, y.fch, y.fcprojw, N, F, C, o[B1]); // B1
+        if (sp) { fo_allgather_begin(o[B2], y.ln2, row, N); }                          // B2
+        fo_gelu_forward(a->gelu, y.fch, N * (size_t)F, s);
+        fo_matmul_wgrad(y.dfcprojw, NULL, a->dall, a->gelu, N, F, C, s);
+        fo_bias_backward(y.dfcprojb, dres, n, C, s);
+        fo_matmul_reducescatter_dgrad(st, a->dfch, y.fcw, N, C, F, o[B3]); // B3
+        if (sp) { fo_allgather_end(o[B2]); }
+        fo_matmul_wgrad(y.dfcw, y.dfcb, a->dfch, y.ln2, N, C, F, s);
         fo_reducescatter_end(o[B3], st, a->dln, NULL, NULL, C, N);
-        fo_layernorm_backward(dres, grad_of(g, LN2W, l), grad_of(g, LN2B, l), a->dln, mid,
-                              weight_of(g, LN2W, l), mean2, rstd2, n, C, s);
+        fo_layernorm_backward(dres, y.dln2w, y.dln2b, a->dln, y.mid, y.ln2w, y.mean2, y.rstd2, n, C, s);
 
         // attention, in the same way
-        if (g->sp) {
-            fo_layernorm_forward(ln1 + own, mean1, rstd1, x, weight_of(g, LN1W, l), weight_of(g, LN1B, l), n,
-                                 C, s);
-        }
+        if (sp) { fo_layernorm_forward(y.ln1 + own, y.mean1, y.rstd1, y.x, y.ln1w, y.ln1b, n, C, s); }
         fo_overlap_mark(o[B5]);
-        fo_allgather_matmul_attention_backward(a->dqkv, a->datt, a->dall, weight_of(g, ATTPROJW, l), qkv, att,
-                                               lse, g->layout, NHl, hs, C, o[B4]); // B4
-        if (g->sp) { fo_allgather_begin(o[B5], ln1, row, N); }                     // B5
-        fo_matmul_wgrad(grad_of(g, ATTPROJW, l), NULL, a->dall, att, N, Ca, C, s);
-        fo_bias_backward(grad_of(g, ATTPROJB, l), dres, n, C, s);
-        fo_matmul_reducescatter_dgrad(st, a->dqkv, weight_of(g, QKVW, l), N, C, 3 * Ca, o[B6]); // B6
-        if (g->sp) { fo_allgather_end(o[B5]); }
-        fo_matmul_wgrad(grad_of(g, QKVW, l), grad_of(g, QKVB, l), a->dqkv, ln1, N, C, 3 * Ca, s);
+        fo_allgather_matmul_attention_backward(a->dqkv, a->datt, a->dall, y.attprojw, y.qkv, y.att, y.lse,
+                                               g->layout, NHl, hs, C, o[B4]); // B4
+        if (sp) { fo_allgather_begin(o[B5], y.ln1, row, N); }                 // B5
+        fo_matmul_wgrad(y.dattprojw, NULL, a->dall, y.att, N, Ca, C, s);
+        fo_bias_backward(y.dattprojb, dres, n, C, s);
+        fo_matmul_reducescatter_dgrad(st, a->dqkv, y.qkvw, N, C, 3 * Ca, o[B6]); // B6
+        if (sp) { fo_allgather_end(o[B5]); }
+        fo_matmul_wgrad(y.dqkvw, y.dqkvb, a->dqkv, y.ln1, N, C, 3 * Ca, s);
         fo_reducescatter_end(o[B6], st, a->dln, NULL, NULL, C, N);
-        fo_layernorm_backward(dres, grad_of(g, LN1W, l), grad_of(g, LN1B, l), a->dln, x,
-                              weight_of(g, LN1W, l), mean1, rstd1, n, C, s);
+        fo_layernorm_backward(dres, y.dln1w, y.dln1b, a->dln, y.x, y.ln1w, y.mean1, y.rstd1, n, C, s);
     }
     fo_fetch_encoder_backward_begin(dres, g->fetch, st, C, o[E2]); // E2
     fo_scatter_add_rows(grad_of(g, WPE, 0), dres, a->pos_dst, a->pos_start, a->pos_order, g->npos, C, s);
@@ -590,7 +593,7 @@ static void gpt_next_logits(GPT* g, const int* ids, int t, float* logits, int* p
     memset(padded + t, 0, (size_t)(T - t) * sizeof(int));
     gpt_batch(g, padded, NULL, 1, T);
     gpt_forward(g);
-    const floatX* x = layer_of(g->acts.resid, g->config.L, g->n * (size_t)C);
+    const floatX* x = g->acts.resid + (size_t)g->config.L * g->n * (size_t)C;
     floatX* lnf = g->acts.dall;
     floatX* row = lnf + fo_layout_row(g->layout, 0, t - 1) * (size_t)C;
     fo_layernorm_forward(lnf + (size_t)r * g->n * (size_t)C, g->acts.lnf_mean, g->acts.lnf_rstd, x,
@@ -826,6 +829,12 @@ static int write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
     return rc;
 }
 
+// has a rank got a signal? All ranks ask at the same place, and hear the same
+static int stopping(GPT* g) {
+    Scalars own = {0.0, 0.0, 0.0, (double)stop_signal};
+    return share_scalars(g, own).stop != 0.0;
+}
+
 // ---- the loop ---------------------------------------------------------------------------------------------
 static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
@@ -835,6 +844,7 @@ static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     double sum = 0.0;
     if (dataloader_reset(&tr->val, err)) { return -1; }
     for (int i = 0; i < nbatches; i++) {
+        if (stopping(g)) { return 0; } // after the next step
         if (dataloader_next_batch(&tr->val, err)) { return -1; }
         gpt_batch(g, tr->val.inputs, tr->val.targets, opt->batch, opt->seq_len);
         gpt_forward(g);
@@ -877,7 +887,7 @@ static void sample(Trainer* tr) {
         tokenizer_print(&tr->tokenizer, ids[i], stdout);
     }
     uint64_t rng = 1337;
-    while (n < most) {
+    while (n < most && !stopping(g)) {
         int first = n > window ? n - window : 0; // a longer text: its last tokens
         gpt_next_logits(g, ids + first, n - first, logits, ids + most);
         ids[n] = sampler_draw(logits, g->config.V, opt->temperature, opt->top_k, random_f32(&rng));
