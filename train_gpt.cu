@@ -364,8 +364,7 @@ static void gpt_forward(GPT* g) {
         fo_layernorm_forward(y.ln1 + own, y.mean1, y.rstd1, y.x, y.ln1w, y.ln1b, n, C, s);
         fo_allgather_matmul_forward(y.qkv, NULL, y.ln1, y.qkvw, y.qkvb, N, C, 3 * Ca, o[F1]); // F1
         fo_attention_matmul_reducescatter_forward(st, y.att, y.lse, y.qkv, y.attprojw, g->layout, NHl, hs, C,
-                                                  1,
-                                                  o[F2]); // F2
+                                                  1, o[F2]); // F2
         fo_reducescatter_end(o[F2], st, y.mid, y.x, y.attprojb, C, N);
         fo_layernorm_forward(y.ln2 + own, y.mean2, y.rstd2, y.mid, y.ln2w, y.ln2b, n, C, s);
         fo_allgather_matmul_forward(y.fch, a->gelu, y.ln2, y.fcw, y.fcb, N, C, F, o[F3]); // F3
