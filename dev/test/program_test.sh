@@ -326,7 +326,7 @@ def stopped_early():
     run.process.send_signal(signal.SIGINT)
     run.wait(30)
     check(run.rc == 130 and steps("early") == [1], f"exit status {run.rc}, {steps('early')}")
-    run = train("-x", 1000000, "-s", 1, "-g", 64, "-o", "text", "--tp", 2)
+    run = train("-x", 1000000, "-s", 1, "-g", 1000000, "-o", "text", "--tp", 2)
     run.wait_for("generating")
     run.process.send_signal(signal.SIGTERM)
     run.wait(30)
@@ -622,6 +622,8 @@ def test_killed():
         run.wait(60)
         check(run.rc != 0 and time.time() - killed < 10, f"{time.time() - killed:.1f} s, exit status {run.rc}")
         check("signal" in run.err, f"the cause is said: {run.err}")
+        while time.time() - killed < 10 and any(alive(pid) for pid in victims):
+            time.sleep(0.1)
         check(not any(alive(pid) for pid in victims), "every rank has ended")
 
     def disagree():  # a bug of the caller: the ranks' messages do not match
