@@ -774,7 +774,7 @@ static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOIN
 static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
     CheckpointState st;
-    char state_path[CHECKPOINT_PATH];
+    char state_path[CHECKPOINT_PATH], why[TRAIN_ERR];
     int rc = 0;
     memset(&st, 0, sizeof st);
     if (tr->first_step > 0) { // the masters have every bit; the model file is them rounded
@@ -783,7 +783,9 @@ static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
         if (rc == 0 && st.trainer_nbytes != sizeof tr->state) {
             rc = train_error(err, "%s: was written by another version of this program", state_path);
         }
-        if (rc == 0) { rc = dataloader_restore(&tr->train, st.loader, st.loader_nbytes, err); }
+        if (rc == 0 && dataloader_restore(&tr->train, st.loader, st.loader_nbytes, why)) {
+            rc = train_error(err, "%s: %s; -i, -b, -t and -a must be as they were", state_path, why);
+        }
         if (rc == 0) { memcpy(&tr->state, st.trainer, sizeof tr->state); }
         checkpoint_state_free(&st);
     } else if (path[0]) {
