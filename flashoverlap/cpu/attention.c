@@ -394,7 +394,7 @@ static size_t this_thread(void) {
 #endif
 }
 
-static void forward_op(FoStream* s, void* args) {
+static void attention_forward_op(FoStream* s, void* args) {
     const Args* a = args;
     double pairs;
     ForwardScratch f;
@@ -582,7 +582,7 @@ static void backward_head(const Head* h, char* scratch) {
     }
 }
 
-static void backward_op(FoStream* s, void* args) {
+static void attention_backward_op(FoStream* s, void* args) {
     const Args* a = args;
     BackwardScratch w;
     Head any = head_of(a, 0, 0);
@@ -611,7 +611,7 @@ void fo_attention_forward(floatX* out, float* lse, const floatX* qkv, size_t row
                           int NH, int hs, FoStream* s) {
     check_shape(row0, n, l, NH, hs);
     Args a = {.out = out, .lse = lse, .qkv = qkv, .row0 = row0, .n = n, .l = l, .NH = NH, .hs = hs};
-    if (n > 0) { fo__enqueue(s, forward_op, &a, sizeof a); }
+    if (n > 0) { fo__enqueue(s, attention_forward_op, &a, sizeof a); }
 }
 
 void fo_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
@@ -623,5 +623,5 @@ void fo_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, 
     Args a = {.dqkv = dqkv, .dout = dout, .qkv = qkv, .row0 = row0, .n = n, .l = l, .NH = NH, .hs = hs};
     a.out = (floatX*)out; // read only
     a.lse = (float*)lse;
-    if (n > 0) { fo__enqueue(s, backward_op, &a, sizeof a); }
+    if (n > 0) { fo__enqueue(s, attention_backward_op, &a, sizeof a); }
 }
