@@ -25,7 +25,7 @@ for t in "$@"; do
     elif [[ $t == *.sh ]]; then
         run bash "$t"
     elif [[ $t == *.py ]]; then
-        run python3 "$t"
+        run /usr/bin/python3 "$t" # the one that apt installs numpy for
     else
         run "$t"
     fi
