@@ -4,7 +4,7 @@
  * dev/fixture/ holds two tiny models (an even and an odd number of heads), one batch each, and what a float64
  * reference computes for it: loss, logits, every gradient, ten AdamW steps; dev/fixture/README.md derives the
  * tolerances. Each P, sharding and mode must come within them; all modes of one P must have the same bits.
- * Stop and resume, checkpoints, processes: dev/test/program_test.sh.
+ * Stop and resume, checkpoints, processes: dev/test/program_test.py.
  */
 #define TESTING
 #include "train_gpt.cu"

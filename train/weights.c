@@ -1,4 +1,4 @@
-/* weights.c -- see weights.h. The numbers come from rng.h; test: dev/test/program_test.sh. */
+/* weights.c -- see weights.h. The numbers come from rng.h; test: dev/test/program_test.py. */
 #include "train/weights.h"
 #include "train/rng.h"
 #include <math.h>

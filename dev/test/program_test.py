@@ -1,11 +1,13 @@
-#!/bin/bash
-# Runs the program itself, as a user would: the same files from every mode, transport and run; stop and resume; the
-# formats; each line of bad input; killed ranks; odd sizes. Every run has a time limit, so a hang is a failed check.
-# B is the folder of the build, everything else lies in a temporary folder; ONLY=resume runs test_resume alone.
-cd "$(dirname "$0")/../.." || exit 1
-exec python3 - <<'PYTHON'
+#!/usr/bin/python3
+"""Runs the program itself, as a user would: the same files from every mode, transport and run; stop and resume; the
+formats; each line of bad input; killed ranks; odd sizes. Every run has a time limit, so a hang is a failed check.
+B is the folder of the build, everything else lies in a temporary folder; ONLY=resume runs test_resume alone.
+"""
+
 import array, concurrent.futures, hashlib, os, re, resource, shutil, signal, struct, subprocess, sys, tempfile
 import threading, time
+
+os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 
 PROGRAM = os.path.abspath(os.path.join(os.environ.get("B", "build/cpu-BF16-mpi"), "train_gpt"))
 MPI = "-mpi" in os.path.dirname(PROGRAM)
@@ -23,7 +25,7 @@ def check(ok, what):
     with lock:
         passed, failed = passed + bool(ok), failed + (not ok)
         if not ok:
-            print(f"program_test.sh: failed: {what}", file=sys.stderr, flush=True)
+            print(f"program_test.py: failed: {what}", file=sys.stderr, flush=True)
 
 
 class Run:
@@ -682,7 +684,7 @@ def test_odd():
 
 def main():
     if not os.path.exists(PROGRAM):
-        print(f"program_test.sh: {PROGRAM} is missing: make", file=sys.stderr)
+        print(f"program_test.py: {PROGRAM} is missing: make", file=sys.stderr)
         return 1
     make_data()
     make_models()
@@ -701,4 +703,3 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 with tempfile.TemporaryDirectory() as tmp:
     status = main()
 sys.exit(status)
-PYTHON

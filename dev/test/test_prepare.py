@@ -1,9 +1,11 @@
-#!/bin/bash
-# Runs data/prepare_text.py on small texts and reads back, byte by byte, what it wrote. GPT-2's tokens need a
-# download, so of them only the cutting into documents is tested. Of data/shakespeare.sh, that it does nothing twice.
-cd "$(dirname "$0")/../.." || exit 1
-exec python3 - <<'PYTHON'
+#!/usr/bin/python3
+"""Runs data/prepare_text.py on small texts and reads back, byte by byte, what it wrote. GPT-2's tokens need a
+download, so of them only the cutting into documents is tested. Of data/shakespeare.sh, that it does nothing twice.
+"""
+
 import os, struct, subprocess, sys, tempfile
+
+os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, "data")
@@ -16,7 +18,7 @@ def check(ok, what):
     global passed, failed
     passed, failed = passed + bool(ok), failed + (not ok)
     if not ok:
-        print(f"test_prepare.sh: failed: {what}", file=sys.stderr)
+        print(f"test_prepare.py: failed: {what}", file=sys.stderr)
 
 
 def prepare(text, *options):
@@ -111,4 +113,3 @@ with tempfile.TemporaryDirectory() as tmp:
 
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed != 0)
-PYTHON
