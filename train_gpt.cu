@@ -75,6 +75,12 @@ typedef struct {
     double square_sum, exposed_ms, comm_ms, stop;
 } Scalars;
 
+// one row an array: where its pointer is kept, and its bytes
+typedef struct {
+    void** ptr;
+    size_t nbytes;
+} Carve;
+
 typedef struct {
     GPTConfig config;
     Tensors ts;
@@ -84,6 +90,8 @@ typedef struct {
     floatX* params;
     float *grads, *m, *v, *master; // master is params in an FP32 build
     GPTActs acts;
+    Carve arrays[64]; // of acts and grad_staging
+    int narrays;
     size_t acts_nbytes;
     FoDevice* device;
     FoStream *compute, *comm;
@@ -95,7 +103,7 @@ typedef struct {
     int chunks;       // for each owner in the mode chosen
     int head_chunks;  // what of it divides the head's slices, too
     // the batch at hand
-    int B, T, nslices;
+    int nslices;
     size_t N, n, npos; // npos: different positions among the own rows
     FoLayout layout;
     int* host_ints;     // on their way to the device
@@ -129,23 +137,21 @@ static int head_slices(size_t N, int P, int m) {
     return (int)want;
 }
 
-// one row an array: where its pointer is kept, and its bytes
-typedef struct {
-    void** ptr;
-    size_t nbytes;
-} Carve;
+#define CARVE(p, count, type) carve_add(g, (void**)(p), (size_t)(count) * sizeof(type))
 
-#define CARVE(p, count, type) carve_add(list, &k, (void**)(p), (size_t)(count) * sizeof(type))
-
-static void carve_add(Carve* list, int* k, void** ptr, size_t nbytes) {
-    list[*k].ptr = ptr;
-    list[(*k)++].nbytes = (nbytes + 63) / 64 * 64;
+static void carve_add(GPT* g, void** ptr, size_t nbytes) {
+    Carve* c = &g->arrays[g->narrays++];
+    c->ptr = ptr;
+    c->nbytes = (nbytes + 63) / 64 * 64;
+    g->acts_nbytes += c->nbytes;
 }
 
-// the sizes of all activations, which is also what --dry-run reports
-static int gpt_carve(GPT* g, Carve list[64], FoDtype wire) {
+// lists the arrays of all activations, and adds up their sizes, which --dry-run reports
+static void gpt_carve(GPT* g, FoDtype wire) {
     GPTActs* a = &g->acts;
-    int k = 0, P = g->P;
+    int P = g->P;
+    g->narrays = 0;
+    g->acts_nbytes = 0;
     size_t L = (size_t)g->config.L, C = (size_t)g->config.C, N = (size_t)g->B_max * (size_t)g->T_max,
            n = N / (size_t)P;
     size_t F = (size_t)g->F, Ca = (size_t)g->Ca, slice = N / (size_t)head_slices(N, P, g->head_chunks),
@@ -170,7 +176,6 @@ static int gpt_carve(GPT* g, Carve list[64], FoDtype wire) {
     CARVE(&a->targets, N, int), CARVE(&a->pos, n, int);
     CARVE(&a->pos_dst, n, int), CARVE(&a->pos_start, n + 1, int), CARVE(&a->pos_order, n, int);
     CARVE(&g->grad_staging.received, replicated(g), float);
-    return k;
 }
 
 /* gpt_sizes -- everything about the model that is arithmetic: this rank's share of widths, heads and
@@ -201,13 +206,15 @@ static int site_chunks(const GPT* g, int i) {
     return SITES[i].whole ? 1 : i == H1 || i == H3 ? g->head_chunks : g->chunks;
 }
 
+static FoTopology site_topology(const TrainOptions* opt, int i) {
+    return SITES[i].whole ? FO_DIRECT : opt->topology;
+}
+
 // a plan for each operation; modes none and slice:M go through the same calls as flash
 static void gpt_plans(GPT* g, const TrainOptions* opt) {
     for (int i = 0; i < NSITES; i++) {
-        int m = site_chunks(g, i);
-        FoTopology topology = SITES[i].whole ? FO_DIRECT : opt->topology;
-        g->o[i] = fo_overlap_create(SITES[i].name, SITES[i].kind, opt->overlap.mode, m, topology, g->tp,
-                                    g->compute, g->comm);
+        g->o[i] = fo_overlap_create(SITES[i].name, SITES[i].kind, opt->overlap.mode, site_chunks(g, i),
+                                    site_topology(opt, i), g->tp, g->compute, g->comm);
     }
 }
 
@@ -226,11 +233,9 @@ static void gpt_open(GPT* g, GPTConfig c, const TrainOptions* opt, FoGroup* tp, 
     // an FP32 build's parameters are their own masters
     g->master =
         FO_FLOATX == FO_FP32 ? (float*)(void*)g->params : (float*)fo_malloc(device, nelem * sizeof(float));
-    Carve list[64];
-    int narrays = gpt_carve(g, list, opt->wire);
-    for (int i = 0; i < narrays; i++) {
-        *list[i].ptr = fo_malloc(device, list[i].nbytes);
-        g->acts_nbytes += list[i].nbytes;
+    gpt_carve(g, opt->wire);
+    for (int i = 0; i < g->narrays; i++) {
+        *g->arrays[i].ptr = fo_malloc(device, g->arrays[i].nbytes);
     }
     if (g->sp) { g->acts.ln2_all = g->acts.ln1_all; }
     g->staging.partial = g->acts.partial, g->staging.received = g->acts.received, g->staging.wire = opt->wire;
@@ -247,11 +252,8 @@ static void gpt_close(GPT* g) {
     }
     fo_stream_destroy(g->comm);
     fo_stream_destroy(g->compute);
-    Carve list[64];
-    if (g->sp) { g->acts.ln2_all = NULL; }
-    int narrays = gpt_carve(g, list, FO_FLOATX);
-    for (int i = 0; i < narrays; i++) {
-        fo_free(g->device, *list[i].ptr);
+    for (int i = 0; i < g->narrays; i++) {
+        fo_free(g->device, *g->arrays[i].ptr);
     }
     if (FO_FLOATX != FO_FP32) { fo_free(g->device, g->master); }
     fo_free(g->device, g->v);
@@ -272,7 +274,7 @@ static void gpt_close(GPT* g) {
 static void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) {
     int P = g->P, r = g->r;
     size_t N = (size_t)B * (size_t)T, n = N / (size_t)P;
-    g->B = B, g->T = T, g->N = N, g->n = n;
+    g->N = N, g->n = n;
     FoLayout layout = {B, T, P, B % P != 0};
     g->layout = layout;
     g->nslices = head_slices(N, P, g->head_chunks);
@@ -635,7 +637,7 @@ typedef struct {
     double peak_tflops;  // of all ranks
     double tokens_per_s; // running mean, not bias corrected
     int nmeasured;
-    double sum_ms, first_loss, last_loss;
+    double sum_ms;
 } Trainer;
 
 typedef struct {
@@ -721,13 +723,13 @@ static void print_model(const Trainer* tr, const GPT* g) {
 }
 
 // bytes of this rank's arrays, also returned; what it needs beside them: beside_nbytes
-static size_t print_memory(const GPT* g, size_t acts_nbytes) {
+static size_t print_memory(const GPT* g) {
     size_t nelem = g->ts.ncut + replicated(g), nx = nelem * sizeof(floatX), nf = nelem * sizeof(float);
-    size_t masters = FO_FLOATX == FO_FP32 ? 0 : nf, total = nx + nf + masters + 2 * nf + acts_nbytes;
+    size_t masters = FO_FLOATX == FO_FP32 ? 0 : nf, total = nx + nf + masters + 2 * nf + g->acts_nbytes;
     printf("memory of rank %d: %zu MiB for model parameters, %zu MiB for gradients, %zu MiB for AdamW's m, v "
-           "and masters, "
-           "%zu MiB for activations, in all %.1f MiB\n",
-           g->r, nx >> 20, nf >> 20, (2 * nf + masters) >> 20, acts_nbytes >> 20, (double)total / 1048576.0);
+           "and masters, %zu MiB for activations, in all %.1f MiB\n",
+           g->r, nx >> 20, nf >> 20, (2 * nf + masters) >> 20, g->acts_nbytes >> 20,
+           (double)total / 1048576.0);
     return total;
 }
 
@@ -919,12 +921,9 @@ static int print_step(Trainer* tr, float loss, double loss_z, float norm, double
         tr->sum_ms += 1e3 * seconds;
         rate = tr->tokens_per_s / (1.0 - pow(0.95, tr->nmeasured));
     }
-    if (tr->step == tr->first_step) { tr->first_loss = loss; }
-    tr->last_loss = loss;
     if (tr->rank != 0) { return 0; }
     printf("step %4d/%d | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% %s MFU | %.0f "
-           "tok/s | "
-           "comm %.2f ms exposed %.2f ms\n",
+           "tok/s | comm %.2f ms exposed %.2f ms\n",
            tr->step + 1, tr->nsteps, (double)loss, loss_z, (double)norm, norm_z, (double)lr, 1e3 * seconds,
            100.0 * flops * tokens / seconds / (tr->peak_tflops * 1e12),
            FO_FLOATX == FO_BF16 ? "bf16" : "fp32", rate, sum.comm_ms / P, sum.exposed_ms / P);
@@ -972,8 +971,7 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
 }
 
 /* train_loop -- llm.c's order: at step s = 0 ... N, after s updates: validate, sample, checkpoint, then the
- * next update.
- * Returns the signal that ended it, 0, or -1 with err.
+ * next update. Returns the signal that ended it, 0, or -1 with err.
  */
 static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
@@ -1062,7 +1060,7 @@ static void print_start(const Trainer* tr) {
         printf("note: %d heads over %d ranks: some have one more\n", g->config.NH, g->P);
     }
     printf("num_parameters: %zu => bytes: %zu\n", g->ts.ntotal, g->ts.ntotal * sizeof(floatX));
-    print_memory(g, g->acts_nbytes);
+    print_memory(g);
     printf("batch_size B=%d * seq_len T=%d and total_batch_size=%d\n=> setting grad_accum_steps=%d\n",
            opt->batch, opt->seq_len, opt->total_batch, tr->grad_accum);
     if (tr->first_step) { printf("resuming at step %d\n", tr->first_step); }
@@ -1103,7 +1101,6 @@ static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
     char path[CHECKPOINT_PATH], text[8192]; // a plan of 16 ranks and 16 sub-chunks has over 5,000 characters
     int step, P = opt->tp;
     GPT g;
-    Carve list[64];
     memset(&c, 0, sizeof c);
     memset(&g, 0, sizeof g);
     if (find_model(opt, &c, path, &step, 1, err) || check_run(opt, c, err)) { return -1; }
@@ -1122,19 +1119,16 @@ static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
     size_t total = beside_nbytes(P);
     for (int r = 0; r < P; r++) {
         gpt_sizes(&g, c, opt, P, r);
-        size_t nbytes = 0;
-        for (int i = 0, k = gpt_carve(&g, list, opt->wire); i < k; i++) {
-            nbytes += list[i].nbytes;
-        }
-        total += print_memory(&g, nbytes);
+        gpt_carve(&g, opt->wire);
+        total += print_memory(&g);
     }
     printf("memory of the process, ranks as threads: about %zu MiB, of them %zu for libraries, threads and "
            "buffers\n",
            total >> 20, beside_nbytes(P) >> 20);
     for (int i = 0; i < NSITES; i++) {
         FoPlan plan;
-        FoTopology topology = SITES[i].whole ? FO_DIRECT : opt->topology;
-        if (fo_plan_init(&plan, SITES[i].kind, opt->overlap.mode, site_chunks(&g, i), topology, P, 0, err)) {
+        if (fo_plan_init(&plan, SITES[i].kind, opt->overlap.mode, site_chunks(&g, i), site_topology(opt, i),
+                         P, 0, err)) {
             return -1;
         }
         printf("%s %s\n", SITES[i].name, fo_plan_print(&plan, text, sizeof text));

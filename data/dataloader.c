@@ -22,7 +22,7 @@ enum {
     STATE_NFIELDS = 10
 };
 
-__attribute__((format(printf, 2, 3))) static int fail(char* err, const char* fmt, ...) {
+int data_error(char err[DATA_ERR_NBYTES], const char* fmt, ...) {
     va_list args;
     va_start(args, fmt);
     vsnprintf(err, DATA_ERR_NBYTES, fmt, args);
@@ -82,23 +82,25 @@ const char* data_file_kind(const void* head, size_t nbytes) {
 // the first bytes of a file that carries neither of the two magics -> why it is no shard
 static int fail_magic(const char* path, const void* head, size_t nbytes, char* err) {
     const char* kind = data_file_kind(head, nbytes);
-    if (kind) { return fail(err, "%s is %s, not a token shard", path, kind); }
-    if (nbytes < 4) { return fail(err, "%s has %zu bytes, a shard's header has 1024", path, nbytes); }
+    if (kind) { return data_error(err, "%s is %s, not a token shard", path, kind); }
+    if (nbytes < 4) { return data_error(err, "%s has %zu bytes, a shard's header has 1024", path, nbytes); }
     uint32_t magic;
     memcpy(&magic, head, sizeof magic);
     uint32_t swapped = __builtin_bswap32(magic);
     if (swapped == MAGIC_U16 || swapped == MAGIC_U32) {
-        return fail(err, "%s is big endian (its magic is %u byte-swapped); shards are little endian", path,
-                    swapped);
+        return data_error(err, "%s is big endian (its magic is %u byte-swapped); shards are little endian",
+                          path, swapped);
     }
     int text = 1;
     for (size_t i = 0; i < nbytes; i++) {
         unsigned char c = ((const unsigned char*)head)[i];
         text &= c >= 32 || c == '\n' || c == '\r' || c == '\t';
     }
-    if (text) { return fail(err, "%s looks like text: data/prepare_text.py makes token shards of it", path); }
-    return fail(err, "%s starts with %u, a token shard with %d (uint16) or %d (uint32)", path, magic,
-                MAGIC_U16, MAGIC_U32);
+    if (text) {
+        return data_error(err, "%s looks like text: data/prepare_text.py makes token shards of it", path);
+    }
+    return data_error(err, "%s starts with %u, a token shard with %d (uint16) or %d (uint32)", path, magic,
+                      MAGIC_U16, MAGIC_U32);
 }
 
 // fills s->ntok and s->width from the header and the size of the file
@@ -106,29 +108,32 @@ static int check_header(DataShard* s, FILE* f, char* err) {
     const char* path = data_path_tail(s->path);
     unsigned char head[HEADER_NBYTES];
     struct stat st;
-    if (fstat(fileno(f), &st) != 0) { return fail(err, "%s: %s", path, strerror(errno)); }
-    if (!S_ISREG(st.st_mode)) { return fail(err, "%s is not a regular file", path); }
-    if (st.st_size == 0) { return fail(err, "%s is empty (0 bytes)", path); }
+    if (fstat(fileno(f), &st) != 0) { return data_error(err, "%s: %s", path, strerror(errno)); }
+    if (!S_ISREG(st.st_mode)) { return data_error(err, "%s is not a regular file", path); }
+    if (st.st_size == 0) { return data_error(err, "%s is empty (0 bytes)", path); }
     size_t n = fread(head, 1, sizeof head, f);
-    if (ferror(f)) { return fail(err, "%s: %s", path, strerror(errno)); }
+    if (ferror(f)) { return data_error(err, "%s: %s", path, strerror(errno)); }
     int32_t word[3] = {0};
     if (n >= sizeof word) { memcpy(word, head, sizeof word); }
     if (word[0] != MAGIC_U16 && word[0] != MAGIC_U32) { return fail_magic(path, head, n, err); }
     if (n < sizeof head) {
-        return fail(err, "%s has %zu bytes, a shard's header alone has 1024: truncated?", path, n);
+        return data_error(err, "%s has %zu bytes, a shard's header alone has 1024: truncated?", path, n);
     }
     int version = word[0] == MAGIC_U16 ? VERSION_U16 : VERSION_U32;
     if (word[1] != version) {
-        return fail(err, "%s has version %d; with magic %d only version %d is known", path, word[1], word[0],
-                    version);
+        return data_error(err, "%s has version %d; with magic %d only version %d is known", path, word[1],
+                          word[0], version);
     }
-    if (word[2] <= 0) { return fail(err, "%s says in its header that it has %d tokens", path, word[2]); }
+    if (word[2] <= 0) {
+        return data_error(err, "%s says in its header that it has %d tokens", path, word[2]);
+    }
     s->ntok = (size_t)word[2];
     s->width = word[0] == MAGIC_U16 ? 2 : 4;
     size_t want = HEADER_NBYTES + (size_t)s->width * s->ntok;
     if ((size_t)st.st_size != want) {
-        return fail(err, "%s has %zu bytes, but the %zu tokens of its header make 1024 + %d*%zu = %zu bytes",
-                    path, (size_t)st.st_size, s->ntok, s->width, s->ntok, want);
+        return data_error(err,
+                          "%s has %zu bytes, but the %zu tokens of its header make 1024 + %d*%zu = %zu bytes",
+                          path, (size_t)st.st_size, s->ntok, s->width, s->ntok, want);
     }
     return 0;
 }
@@ -146,13 +151,13 @@ static int check_length(const DataLoader* dl, const DataShard* s, char* err) {
     } else {
         snprintf(works, sizeof works, "join it with another shard");
     }
-    return fail(err, "%s has %zu tokens, but B=%d * T=%d * %d processes + 1 = %zu are needed: %s", path,
-                s->ntok, dl->B, dl->T, dl->num_processes, need, works);
+    return data_error(err, "%s has %zu tokens, but B=%d * T=%d * %d processes + 1 = %zu are needed: %s", path,
+                      s->ntok, dl->B, dl->T, dl->num_processes, need, works);
 }
 
 static int check_shard(const DataLoader* dl, DataShard* s, char* err) {
     FILE* f = fopen(s->path, "rb");
-    if (!f) { return fail(err, "can't open %s: %s", data_path_tail(s->path), strerror(errno)); }
+    if (!f) { return data_error(err, "can't open %s: %s", data_path_tail(s->path), strerror(errno)); }
     int bad = check_header(s, f, err);
     fclose(f);
     return bad ? -1 : check_length(dl, s, err);
@@ -164,10 +169,10 @@ static int list_shards(DataLoader* dl, const char* pattern, char* err) {
     if (rc != 0) {
         globfree(&found);
         return rc == GLOB_NOMATCH
-                   ? fail(err, "no file matches '%s' (data/shakespeare.sh makes shards to try)",
-                          data_path_tail(pattern))
-                   : fail(err, "can't search for '%s': %s", data_path_tail(pattern),
-                          rc == GLOB_NOSPACE ? "out of memory" : strerror(errno));
+                   ? data_error(err, "no file matches '%s' (data/shakespeare.sh makes shards to try)",
+                                data_path_tail(pattern))
+                   : data_error(err, "can't search for '%s': %s", data_path_tail(pattern),
+                                rc == GLOB_NOSPACE ? "out of memory" : strerror(errno));
     }
     dl->shard = (DataShard*)calloc(found.gl_pathc, sizeof *dl->shard);
     while (dl->shard && dl->nshards < found.gl_pathc) {
@@ -177,14 +182,14 @@ static int list_shards(DataLoader* dl, const char* pattern, char* err) {
     }
     int all = dl->nshards == found.gl_pathc;
     globfree(&found);
-    return all ? 0 : fail(err, "out of memory for the list of shards");
+    return all ? 0 : data_error(err, "out of memory for the list of shards");
 }
 
 static int open_all(DataLoader* dl, const char* pattern, char* err) {
     if (dl->B < 1 || dl->T < 1 || dl->V < 1 || dl->num_processes < 1 || dl->process_rank < 0 ||
         dl->process_rank >= dl->num_processes) {
-        return fail(err, "can't read batches of B=%d T=%d for process %d of %d with a vocabulary of %d",
-                    dl->B, dl->T, dl->process_rank, dl->num_processes, dl->V);
+        return data_error(err, "can't read batches of B=%d T=%d for process %d of %d with a vocabulary of %d",
+                          dl->B, dl->T, dl->process_rank, dl->num_processes, dl->V);
     }
     if (list_shards(dl, pattern, err) != 0) { return -1; }
     for (size_t i = 0; i < dl->nshards; i++) {
@@ -197,7 +202,7 @@ static int open_all(DataLoader* dl, const char* pattern, char* err) {
     dl->buffer = malloc((n + 1) * sizeof(uint32_t));
     dl->shard_indices = (int*)malloc(dl->nshards * sizeof(int));
     if (!dl->inputs || !dl->targets || !dl->buffer || !dl->shard_indices) {
-        return fail(err, "out of memory for a batch of %zu tokens", n);
+        return data_error(err, "out of memory for a batch of %zu tokens", n);
     }
     rng_identity(dl->shard_indices, dl->nshards);
     rng_seed(&dl->rng, (uint32_t)(SEED + dl->process_rank));
@@ -245,7 +250,9 @@ static size_t samples_in(const DataLoader* dl, size_t shard) {
 static int open_shard(DataLoader* dl, size_t idx, const int* order, char* err) {
     size_t shard = (size_t)order[idx];
     FILE* f = fopen(dl->shard[shard].path, "rb");
-    if (!f) { return fail(err, "can't open %s: %s", data_path_tail(dl->shard[shard].path), strerror(errno)); }
+    if (!f) {
+        return data_error(err, "can't open %s: %s", data_path_tail(dl->shard[shard].path), strerror(errno));
+    }
     if (dl->file) { fclose(dl->file); }
     dl->file = f;
     dl->current_shard_idx = idx;
@@ -262,7 +269,7 @@ static int start_shard(DataLoader* dl, size_t idx, char* err) {
         dl->intra_shard_indices = (int*)malloc(dl->shard_num_samples * sizeof(int));
         if (!dl->intra_shard_indices) {
             dl->shard_num_samples = 0;
-            return fail(err, "out of memory for the order of a shard's samples");
+            return data_error(err, "out of memory for the order of a shard's samples");
         }
         rng_identity(dl->intra_shard_indices, dl->shard_num_samples);
         rng_permute(&dl->rng, dl->intra_shard_indices, dl->shard_num_samples);
@@ -285,16 +292,16 @@ static int read_sample(DataLoader* dl, char* err) {
     off_t at = (off_t)(HEADER_NBYTES + first * (size_t)s->width);
     if (fseeko(dl->file, at, SEEK_SET) != 0 ||
         fread(dl->buffer, (size_t)s->width, n + 1, dl->file) != n + 1) {
-        return fail(err, "can't read %zu tokens at position %zu of %s: %s", n + 1, first, path,
-                    ferror(dl->file) ? strerror(errno) : "the file has become shorter");
+        return data_error(err, "can't read %zu tokens at position %zu of %s: %s", n + 1, first, path,
+                          ferror(dl->file) ? strerror(errno) : "the file has become shorter");
     }
     const uint16_t* u16 = (const uint16_t*)dl->buffer;
     const uint32_t* u32 = (const uint32_t*)dl->buffer;
     for (size_t i = 0; i <= n; i++) {
         uint32_t token = s->width == 2 ? u16[i] : u32[i];
         if (token >= (uint32_t)dl->V) {
-            return fail(err, "token %u at position %zu of %s is not below the vocabulary, V=%d", token,
-                        first + i, path, dl->V);
+            return data_error(err, "token %u at position %zu of %s is not below the vocabulary, V=%d", token,
+                              first + i, path, dl->V);
         }
         if (i < n) { dl->inputs[i] = (int)token; }
         if (i > 0) { dl->targets[i - 1] = (int)token; }
@@ -378,13 +385,13 @@ static int check_fields(const DataLoader* dl, const uint64_t f[STATE_NFIELDS], s
     state_fields(dl, want);
     for (int i = 0; i < 7; i++) {
         if (f[i] != want[i]) {
-            return fail(err, "the saved position in the data is for another %s: %llu, not %llu", what[i],
-                        (unsigned long long)f[i], (unsigned long long)want[i]);
+            return data_error(err, "the saved position in the data is for another %s: %llu, not %llu",
+                              what[i], (unsigned long long)f[i], (unsigned long long)want[i]);
         }
     }
     // the fields are bounded before they are added up
     if (f[7] >= dl->nshards || f[9] > dl->ntok || f[8] > f[9] || state_nbytes(f) != nbytes) {
-        return fail(
+        return data_error(
             err,
             "the saved position in the data is damaged: %zu bytes, shard %llu of %zu, sample %llu of %llu",
             nbytes, (unsigned long long)f[7], dl->nshards, (unsigned long long)f[8],
@@ -408,12 +415,14 @@ static int restore_at(DataLoader* dl, const uint64_t f[STATE_NFIELDS], const cha
     }
     if (!below(order, dl->nshards, dl->nshards) || rng.next > RNG_N ||
         (dl->should_shuffle && !below(intra, (size_t)f[9], (size_t)f[9]))) {
-        return fail(err, "the saved position in the data is damaged: its order of shards or samples is none");
+        return data_error(
+            err, "the saved position in the data is damaged: its order of shards or samples is none");
     }
     size_t nsamples = samples_in(dl, (size_t)order[f[7]]);
     if (f[9] != nsamples) {
-        return fail(err, "the saved position in the data is for a shard of %llu samples, but %s has %zu",
-                    (unsigned long long)f[9], data_path_tail(dl->shard[order[f[7]]].path), nsamples);
+        return data_error(err,
+                          "the saved position in the data is for a shard of %llu samples, but %s has %zu",
+                          (unsigned long long)f[9], data_path_tail(dl->shard[order[f[7]]].path), nsamples);
     }
     if (open_shard(dl, (size_t)f[7], order, err) != 0) { return -1; }
     dl->current_sample_idx = (size_t)f[8];
@@ -424,16 +433,16 @@ static int restore_at(DataLoader* dl, const uint64_t f[STATE_NFIELDS], const cha
 int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char err[DATA_ERR_NBYTES]) {
     uint64_t f[STATE_NFIELDS];
     if (nbytes < sizeof f) {
-        return fail(err,
-                    "the saved position in the data is damaged: it has %zu bytes, at least %zu are needed",
-                    nbytes, sizeof f);
+        return data_error(
+            err, "the saved position in the data is damaged: it has %zu bytes, at least %zu are needed",
+            nbytes, sizeof f);
     }
     const char* p = take(f, (const char*)bytes, sizeof f);
     if (check_fields(dl, f, nbytes, err) != 0) { return -1; }
     int* order = (int*)malloc(dl->nshards * sizeof(int));
     int* intra = (int*)malloc(((size_t)f[9] + 1) * sizeof(int));
     int bad = order && intra ? restore_at(dl, f, p, order, intra, err)
-                             : fail(err, "out of memory for the order of data");
+                             : data_error(err, "out of memory for the order of data");
     if (!bad && dl->should_shuffle) {
         free(dl->shard_indices);
         free(dl->intra_shard_indices);

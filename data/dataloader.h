@@ -75,6 +75,9 @@ size_t dataloader_state_nbytes(const DataLoader* dl);
 void dataloader_save(const DataLoader* dl, void* bytes);
 int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char err[DATA_ERR_NBYTES]);
 
+// writes one line into err and returns -1: `return data_error(err, "...")`
+int data_error(char err[DATA_ERR_NBYTES], const char* fmt, ...) __attribute__((format(printf, 2, 3)));
+
 // The first bytes of a file -> what it is, for error messages: "a model checkpoint", "an HTML page (...)";
 // or NULL.
 const char* data_file_kind(const void* head, size_t nbytes);

@@ -2,20 +2,11 @@
 #include "data/tokenizer.h"
 #include <ctype.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 enum { HEADER_NBYTES = 1024, MAGIC = 20240328, V_MOST = 1 << 24, EOT_GPT2 = 50256 };
-
-__attribute__((format(printf, 2, 3))) static int fail(char* err, const char* fmt, ...) {
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(err, DATA_ERR_NBYTES, fmt, args);
-    va_end(args);
-    return -1;
-}
 
 static int check_header(Tokenizer* tk, const char* path, const unsigned char* file, size_t nbytes,
                         char* err) {
@@ -23,23 +14,25 @@ static int check_header(Tokenizer* tk, const char* path, const unsigned char* fi
     memcpy(head, file, nbytes < sizeof head ? nbytes : sizeof head);
     if (head[0] != MAGIC) {
         const char* kind = data_file_kind(file, nbytes);
-        if (kind) { return fail(err, "%s is %s, not a tokenizer", path, kind); }
+        if (kind) { return data_error(err, "%s is %s, not a tokenizer", path, kind); }
         if (nbytes >= 4 && __builtin_bswap32(head[0]) == MAGIC) {
-            return fail(err, "%s is big endian; tokenizer files are little endian", path);
+            return data_error(err, "%s is big endian; tokenizer files are little endian", path);
         }
     }
     if (nbytes < HEADER_NBYTES) {
-        return fail(err, "%s has %zu bytes, a tokenizer's header alone has 1024: truncated?", path, nbytes);
+        return data_error(err, "%s has %zu bytes, a tokenizer's header alone has 1024: truncated?", path,
+                          nbytes);
     }
     if (head[0] != MAGIC) {
-        return fail(err, "%s starts with %u, a tokenizer with %d", path, head[0], MAGIC);
+        return data_error(err, "%s starts with %u, a tokenizer with %d", path, head[0], MAGIC);
     }
     if (head[1] != 1 && head[1] != 2) {
-        return fail(err, "%s has version %u; versions 1 and 2 are known", path, head[1]);
+        return data_error(err, "%s has version %u; versions 1 and 2 are known", path, head[1]);
     }
     uint32_t eot = head[1] == 2 ? head[3] : EOT_GPT2;
     if (head[2] < 1 || head[2] > V_MOST || eot >= head[2]) {
-        return fail(err, "%s says that it has %u tokens, of which %u ends a document", path, head[2], eot);
+        return data_error(err, "%s says that it has %u tokens, of which %u ends a document", path, head[2],
+                          eot);
     }
     tk->V = (int)head[2];
     tk->eot = (int)eot;
@@ -50,14 +43,16 @@ static int check_header(Tokenizer* tk, const char* path, const unsigned char* fi
 static int cut(Tokenizer* tk, const char* path, const unsigned char* file, size_t nbytes, char* err) {
     tk->bytes = (char*)malloc(nbytes);
     tk->offset = (uint32_t*)malloc(((size_t)tk->V + 1) * sizeof(uint32_t));
-    if (!tk->bytes || !tk->offset) { return fail(err, "out of memory for %s", path); }
+    if (!tk->bytes || !tk->offset) { return data_error(err, "out of memory for %s", path); }
     size_t at = HEADER_NBYTES;
     uint32_t n = 0;
     for (int id = 0; id < tk->V; id++) {
         size_t len = at < nbytes ? file[at] : 0;
-        if (at < nbytes && len == 0) { return fail(err, "%s: token %d of %d has no bytes", path, id, tk->V); }
+        if (at < nbytes && len == 0) {
+            return data_error(err, "%s: token %d of %d has no bytes", path, id, tk->V);
+        }
         if (at >= nbytes || len > nbytes - at - 1) {
-            return fail(err, "%s ends in token %d of %d: truncated?", path, id, tk->V);
+            return data_error(err, "%s ends in token %d of %d: truncated?", path, id, tk->V);
         }
         tk->offset[id] = n;
         memcpy(tk->bytes + n, file + at + 1, len);
@@ -66,7 +61,7 @@ static int cut(Tokenizer* tk, const char* path, const unsigned char* file, size_
     }
     tk->offset[tk->V] = n;
     if (at != nbytes) {
-        return fail(err, "%s goes on for %zu bytes after its %d tokens", path, nbytes - at, tk->V);
+        return data_error(err, "%s goes on for %zu bytes after its %d tokens", path, nbytes - at, tk->V);
     }
     return 0;
 }
@@ -76,22 +71,22 @@ static unsigned char* read_file(const char* path, size_t* nbytes, char* err) {
     FILE* f = fopen(path, "rb");
     struct stat st;
     if (!f || fstat(fileno(f), &st) != 0) {
-        fail(err, "can't open %s: %s", data_path_tail(path), strerror(errno));
+        data_error(err, "can't open %s: %s", data_path_tail(path), strerror(errno));
         if (f) { fclose(f); }
         return NULL;
     }
     unsigned char* bytes = NULL;
     size_t most = (size_t)V_MOST * 256; // no tokenizer is larger
     if (!S_ISREG(st.st_mode) || st.st_size == 0 || (size_t)st.st_size > most) {
-        fail(err, "%s is not a tokenizer: %s", data_path_tail(path),
-             !S_ISREG(st.st_mode) ? "not a regular file"
-             : st.st_size == 0    ? "it is empty (0 bytes)"
-                                  : "too large");
+        data_error(err, "%s is not a tokenizer: %s", data_path_tail(path),
+                   !S_ISREG(st.st_mode) ? "not a regular file"
+                   : st.st_size == 0    ? "it is empty (0 bytes)"
+                                        : "too large");
     } else if (!(bytes = (unsigned char*)malloc((size_t)st.st_size))) {
-        fail(err, "out of memory for %s", data_path_tail(path));
+        data_error(err, "out of memory for %s", data_path_tail(path));
     } else if ((*nbytes = fread(bytes, 1, (size_t)st.st_size, f)) != (size_t)st.st_size) {
-        fail(err, "can't read %s: %s", data_path_tail(path),
-             ferror(f) ? strerror(errno) : "it has become shorter");
+        data_error(err, "can't read %s: %s", data_path_tail(path),
+                   ferror(f) ? strerror(errno) : "it has become shorter");
         free(bytes);
         bytes = NULL;
     }
@@ -179,14 +174,14 @@ int tokenizer_check(const Tokenizer* tk, const char* text, int most, char err[DA
     size_t nbytes = strlen(text);
     if (nbytes == 0) { return 0; }
     int* ids = (int*)malloc(nbytes * sizeof(int));
-    if (!ids) { return fail(err, "out of memory for a prompt of %zu bytes", nbytes); }
+    if (!ids) { return data_error(err, "out of memory for a prompt of %zu bytes", nbytes); }
     int n = tokenizer_encode(tk, text, ids, (int)nbytes);
     free(ids);
-    if (n < 0) { return fail(err, "the prompt has a byte for which the tokenizer has no token"); }
+    if (n < 0) { return data_error(err, "the prompt has a byte for which the tokenizer has no token"); }
     if (n <= most) { return 0; }
-    return fail(err,
-                "the prompt has %d tokens, but a sample has room for %d: a shorter one, or longer samples", n,
-                most > 0 ? most : 0);
+    return data_error(
+        err, "the prompt has %d tokens, but a sample has room for %d: a shorter one, or longer samples", n,
+        most > 0 ? most : 0);
 }
 
 void tokenizer_print(const Tokenizer* tk, int id, FILE* out) {

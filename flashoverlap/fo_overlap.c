@@ -2,8 +2,8 @@
  * doc/overlap.md.
  *
  * run_plan is the executor of every mode and topology; the primitives say what a chunk's computation is.
- * Events live in FoOverlap, nothing is allocated in a call. Each wait names the two things that it orders, //
- * earlier | later.
+ * Events live in FoOverlap, nothing is allocated in a call. Each wait names the two things that it orders:
+ * // earlier | later.
  */
 #include "flashoverlap/fo_overlap.h"
 #include <stdlib.h>

@@ -24,15 +24,6 @@
 #define PARALLEL_FOR
 #endif
 
-// a register of floats
-#if defined(__AVX512F__)
-enum { LANE_NBYTES = 64 };
-#elif defined(__AVX__)
-enum { LANE_NBYTES = 32 };
-#else
-enum { LANE_NBYTES = 16 };
-#endif
-typedef float Lane __attribute__((vector_size(LANE_NBYTES)));
 typedef int32_t IntLane __attribute__((vector_size(LANE_NBYTES))); // comparisons give -1 or 0
 typedef uint32_t BitLane __attribute__((vector_size(LANE_NBYTES)));
 

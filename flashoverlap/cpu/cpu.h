@@ -9,6 +9,16 @@
 #include <omp.h>
 #endif
 
+// a register of floats, of the processor that is compiled for
+#if defined(__AVX512F__)
+enum { LANE_NBYTES = 64 };
+#elif defined(__AVX__)
+enum { LANE_NBYTES = 32 };
+#else
+enum { LANE_NBYTES = 16 };
+#endif
+typedef float Lane __attribute__((vector_size(LANE_NBYTES)));
+
 struct FoDevice {
     int rank, nthreads;
     double pace_tflops; // 0: unpaced

@@ -48,14 +48,6 @@ static size_t round_up(size_t a, size_t unit) {
  * by the same instructions in the same order, wherever it lies. That is all that the promise of equal bits
  * needs.
  */
-#if defined(__AVX512F__)
-enum { LANE_NBYTES = 64 };
-#elif defined(__AVX__)
-enum { LANE_NBYTES = 32 };
-#else
-enum { LANE_NBYTES = 16 };
-#endif
-typedef float Lane __attribute__((vector_size(LANE_NBYTES)));
 enum { MR = 12, NR = LANE_NBYTES / 4, B_PANELS_NBYTES = 4 << 20 };
 
 static void pack_a(float* panel, const Gemm* g, size_t m0) {
