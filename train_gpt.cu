@@ -1132,6 +1132,7 @@ static int dry_run(const TrainOptions* opt, char err[TRAIN_ERR]) {
             return -1;
         }
         printf("%s %s\n", SITES[i].name, fo_plan_print(&plan, text, sizeof text));
+        fo_plan_free(&plan);
     }
     return 0;
 }

@@ -2,7 +2,7 @@
  * their gradients back to their owners. Only rows travel, N/P to a rank instead of the [N, C] of a
  * reduce-scatter.
  */
-#include "flashoverlap/fo_overlap.h"
+#include "flashoverlap/fo_exec.h"
 #include <stdlib.h>
 
 FoFetch* fo_fetch_create(FoDevice* d, size_t N) {
@@ -88,22 +88,6 @@ static size_t ngroup(const size_t* group, int p) {
     return group[p + 1] - group[p];
 }
 
-// one step of the exchange: rows of `nsend` and `nrecv` entries with the peers of exchange e
-static void exchange_rows(FoOverlap* o, int e, const floatX* send, size_t nsend, floatX* recv, size_t nrecv,
-                          int C) {
-    const FoExchange* x = &o->plan.exchanges[e];
-    size_t row = (size_t)C * sizeof(floatX);
-    fo_comm_begin(o->group, o->comm);
-    fo_send(o->group, send, nsend * row, x->send_to);
-    fo_recv(o->group, recv, nrecv * row, x->recv_from);
-    fo_comm_end(o->group);
-    fo_event_record(o->arrived[e], o->comm);
-    // a rank's time in this step is that of its longer direction
-    o->comm_ms += 1e3 * fo_group_message_s(o->group, (nsend > nrecv ? nsend : nrecv) * row);
-    o->nbytes_sent += nsend * row;
-    o->nmessages += nsend > 0;
-}
-
 static void require_direct(const FoOverlap* o) {
     fo_require(o->plan.kind == FO_ALLGATHER && o->plan.topology == FO_DIRECT && o->plan.m == 1,
                "%s: fetching rows wants a direct all-gather plan with m=1", o->name);
@@ -113,24 +97,22 @@ void fo_fetch_encoder_forward(floatX* out, const floatX* table, const floatX* wp
                               FoStaging* st, int C, FoOverlap* o) {
     require_direct(o);
     const FoPlan* plan = &o->plan;
+    const size_t row = (size_t)C * sizeof(floatX);
     floatX* pack = (floatX*)st->partial;     // [give, C]
     floatX* fetched = (floatX*)st->received; // [need, C]
     fo_gather_rows(pack, table, f->idx, f->give[plan->P], C, o->compute);
     o->marked = 0; // a mark made before this call can't speak for the rows packed in it
-    fo_event_record(o->ready, o->compute);
-    fo_stream_wait(o->comm, o->ready, NULL); // rows packed, fetched read to its end | first exchange
+    fo__start(o);
     for (int e = 0; e < plan->nexchanges; e++) {
         int to = plan->exchanges[e].send_to, from = plan->exchanges[e].recv_from;
-        exchange_rows(o, e, pack + f->give[to] * (size_t)C, ngroup(f->give, to),
-                      fetched + f->need[from] * (size_t)C, ngroup(f->need, from), C);
+        fo__queue_message(o, e, pack + f->give[to] * (size_t)C, ngroup(f->give, to) * row,
+                          fetched + f->need[from] * (size_t)C, ngroup(f->need, from) * row);
     }
     for (int k = 0; k < plan->ncomputes; k++) {
         const FoCompute* c = &plan->computes[k];
         int p = c->chunk;
         const floatX* rows = p == plan->r ? pack + f->give[p] * (size_t)C : fetched + f->need[p] * (size_t)C;
-        if (c->after_exchanges > 0) { // the owner's rows are here | they become activations
-            fo_stream_wait(o->compute, o->arrived[c->after_exchanges - 1], &o->exposed_ms);
-        }
+        fo__wait(o, c->after_exchanges); // the owner's rows are here | they become activations
         fo_encoder_forward(out, rows, wpe, f->tok + f->need[p], pos, ngroup(f->need, p), C, o->compute);
     }
 }
@@ -138,6 +120,7 @@ void fo_fetch_encoder_forward(floatX* out, const floatX* table, const floatX* wp
 void fo_fetch_encoder_backward_begin(const floatX* dout, FoFetch* f, FoStaging* st, int C, FoOverlap* o) {
     require_direct(o);
     const FoPlan* plan = &o->plan;
+    const size_t row = (size_t)C * sizeof(floatX);
     floatX* pack = (floatX*)st->received; // [need, C]; the own group goes straight to its place among `rows`
     floatX* rows = (floatX*)st->partial;  // [give, C]
     for (int p = 0; p < plan->P; p++) {
@@ -145,12 +128,11 @@ void fo_fetch_encoder_backward_begin(const floatX* dout, FoFetch* f, FoStaging* 
         fo_gather_rows(dst, dout, f->tok + f->need[p], ngroup(f->need, p), C, o->compute);
     }
     o->marked = 0;
-    fo_event_record(o->ready, o->compute);
-    fo_stream_wait(o->comm, o->ready, NULL); // gradient rows packed, `rows` read to its end | first exchange
+    fo__start(o);
     for (int e = 0; e < plan->nexchanges; e++) {
         int to = plan->exchanges[e].send_to, from = plan->exchanges[e].recv_from;
-        exchange_rows(o, e, pack + f->need[to] * (size_t)C, ngroup(f->need, to),
-                      rows + f->give[from] * (size_t)C, ngroup(f->give, from), C);
+        fo__queue_message(o, e, pack + f->need[to] * (size_t)C, ngroup(f->need, to) * row,
+                          rows + f->give[from] * (size_t)C, ngroup(f->give, from) * row);
     }
     if (plan->mode == FO_NONE) { fo_allgather_end(o); }
 }

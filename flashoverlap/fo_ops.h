@@ -16,6 +16,13 @@
 extern "C" {
 #endif
 
+// first of `n` things that rank r of P has; it has fo_cut(n, P, r+1) - fo_cut(n, P, r). The first n % P have
+// one more.
+static inline size_t fo_cut(size_t n, int P, int r) {
+    size_t q = n / (size_t)P, rest = n % (size_t)P, k = (size_t)r;
+    return k * q + (k < rest ? k : rest);
+}
+
 // ---- order of rows ----------------------------------------------------------------------------------------
 /* FoLayout -- which (b, t) a row of a group's [B*T, C] activation is.
  *

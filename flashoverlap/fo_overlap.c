@@ -1,11 +1,8 @@
-/* fo_overlap.c -- the flash primitives: plans bound to streams. Read beside arXiv 2604.24013 and
- * doc/overlap.md.
+/* fo_overlap.c -- the flash primitives of tensor parallelism. Read beside arXiv 2604.24013 and doc/overlap.md.
  *
- * run_plan is the executor of every mode and topology; the primitives say what a chunk's computation is.
- * Events live in FoOverlap, nothing is allocated in a call. Each wait names the two things that it orders:
- * // earlier | later.
+ * fo_exec.c executes the plans, in every mode and topology; the primitives say what a chunk's computation is.
  */
-#include "flashoverlap/fo_overlap.h"
+#include "flashoverlap/fo_exec.h"
 #include <stdlib.h>
 
 FoOverlap* fo_overlap_create(const char* name, FoKind kind, FoMode mode, int m, FoTopology topology,
@@ -18,6 +15,9 @@ FoOverlap* fo_overlap_create(const char* name, FoKind kind, FoMode mode, int m, 
     // one rank has nothing to hide: one chunk
     fo_require(fo_plan_init(&o->plan, kind, mode, P == 1 ? 1 : m, topology, P, fo_group_rank(g), err) == 0,
                "%s: %s", name, err);
+    o->arrived = (FoEvent**)calloc((size_t)o->plan.nexchanges + 1, sizeof *o->arrived);
+    o->computed = (FoEvent**)calloc((size_t)o->plan.ncomputes + 1, sizeof *o->computed);
+    fo_require(o->arrived && o->computed, "out of memory");
     o->ready = fo_event_create();
     for (int e = 0; e < o->plan.nexchanges; e++) {
         o->arrived[e] = fo_event_create();
@@ -39,6 +39,9 @@ void fo_overlap_destroy(FoOverlap* o) {
     for (int k = 0; k < o->plan.ncomputes; k++) {
         fo_event_destroy(o->computed[k]);
     }
+    free(o->arrived);
+    free(o->computed);
+    fo_plan_free(&o->plan);
     free(o);
 }
 
@@ -52,115 +55,64 @@ void fo_overlap_mark(FoOverlap* o) {
     o->marked = 1;
 }
 
-// ---- the executor -----------------------------------------------------------------------------------------
-// where the bytes of a plan's chunks lie
-typedef struct {
-    char* send; // chunk c's bytes at c * chunk_nbytes
-    char* recv; // gather: the same array; reduce-scatter: the partial sums received
-    size_t chunk_nbytes;
-    size_t chunk_rows;
-} Buffers;
-
-// partial sums of the own rows have a slot for each that sends them, [P-1][m]; a ring's for each hop
-static size_t received_slot(const FoPlan* plan, int chunk, int from) {
-    int P = plan->P, r = plan->r, sub = chunk % plan->m;
-    int slot =
-        plan->topology == FO_DIRECT ? (from < r ? from : from - 1) : (2 * P + r - 2 - chunk / plan->m) % P;
-    return (size_t)(slot * plan->m + sub);
-}
-
-// first half of every primitive: what the communication reads is written, what it overwrites has been read
-static void start(FoOverlap* o) {
-    if (!o->marked) { fo_event_record(o->ready, o->compute); }
-    o->marked = 0;
-    fo_stream_wait(o->comm, o->ready, NULL); // own rows written, buffers read to their end | first exchange
-}
-
-static void queue_exchange(FoOverlap* o, int e, const Buffers* b, int is_computed) {
-    const FoPlan* plan = &o->plan;
-    const FoExchange* x = &plan->exchanges[e];
-    int k = x->after_computes - 1; // without fn (is_computed 0) only a ring's adds have something to wait for
-    if (k >= 0 && (is_computed || plan->computes[k].add)) {
-        fo_stream_wait(o->comm, o->computed[k], NULL); // the chunk is computed | it leaves
-    }
-    size_t slot = plan->kind == FO_ALLGATHER ? (size_t)x->recv : received_slot(plan, x->recv, x->recv_from);
-    fo_comm_begin(o->group, o->comm);
-    fo_send(o->group, b->send + (size_t)x->send * b->chunk_nbytes, b->chunk_nbytes, x->send_to);
-    fo_recv(o->group, b->recv + slot * b->chunk_nbytes, b->chunk_nbytes, x->recv_from);
-    fo_comm_end(o->group);
-    fo_event_record(o->arrived[e], o->comm);
-    o->comm_ms += 1e3 * fo_group_message_s(o->group, b->chunk_nbytes);
-    o->nbytes_sent += b->chunk_nbytes;
-    o->nmessages++;
-}
-
-// compute waits until the first n exchanges are done; what it stands still counts as exposed
-static void wait_exchanges(FoOverlap* o, int n) {
-    // the chunk is here, or all sends have left their buffers | it is computed on, or they are written again
-    if (n > 0) { fo_stream_wait(o->compute, o->arrived[n - 1], &o->exposed_ms); }
-}
-
-// queues both lists of the plan, each part as soon as what it waits for is queued. wire: of a ring's adds
-static void run_plan(FoOverlap* o, const Buffers* b, FoDtype wire, size_t row_nelem, FoChunkFn fn,
-                     void* ctx) {
-    const FoPlan* plan = &o->plan;
-    int e = 0;
-    for (int k = 0; k <= plan->ncomputes; k++) {
-        for (; e < plan->nexchanges && plan->exchanges[e].after_computes <= k; e++) {
-            queue_exchange(o, e, b, fn != NULL);
-        }
-        if (k == plan->ncomputes) { break; }
-        const FoCompute* c = &plan->computes[k];
-        wait_exchanges(o, c->after_exchanges);
-        if (c->add) {
-            char* part = b->recv + received_slot(plan, c->chunk, -1) * b->chunk_nbytes;
-            fo_add(b->send + (size_t)c->chunk * b->chunk_nbytes, part, b->chunk_rows * row_nelem, wire,
-                   o->compute);
-        } else if (fn) {
-            fn(ctx, (size_t)c->chunk * b->chunk_rows, b->chunk_rows, o->compute);
-        }
-        if (plan->kind == FO_REDUCESCATTER) { fo_event_record(o->computed[k], o->compute); }
-    }
-}
-
-static size_t chunk_rows(const FoOverlap* o, FoKind kind, size_t N) {
+// rows of a shard
+static size_t shard_rows(const FoOverlap* o, FoKind kind, size_t N) {
     size_t nchunks = (size_t)(o->plan.P * o->plan.m);
-    fo_require(o->plan.kind == kind, "%s: a plan of the wrong kind", o->name);
+    fo__require_kind(o, kind);
     fo_require(N % nchunks == 0, "%s: N=%zu rows are not a multiple of P*m=%zu", o->name, N, nchunks);
-    return N / nchunks;
+    return N / (size_t)o->plan.P;
+}
+
+// callers of fo_allgather_run and fo_reducescatter_run know a chunk by its rows
+typedef struct {
+    FoChunkFn fn;
+    void* ctx;
+} Rows;
+
+static void rows_chunk(void* ctx, int owner, size_t row0, size_t n, FoStream* s) {
+    const Rows* x = (const Rows*)ctx;
+    (void)owner;
+    x->fn(x->ctx, row0, n, s);
 }
 
 // ---- all-gather -------------------------------------------------------------------------------------------
+static void gather_pieces(FoPieces* io, const FoOverlap* o, void* all, size_t row_nbytes, size_t N) {
+    size_t n = shard_rows(o, FO_ALLGATHER, N);
+    fo__equal_pieces(io->send, all, o->plan.P, n, row_nbytes);
+    fo__equal_pieces(io->recv, all, o->plan.P, n, row_nbytes);
+}
+
 void fo_allgather_run(FoOverlap* o, void* all, size_t row_nbytes, size_t N, FoChunkFn fn, void* ctx) {
-    size_t rows = chunk_rows(o, FO_ALLGATHER, N);
-    Buffers b = {(char*)all, (char*)all, rows * row_nbytes, rows};
-    start(o);
-    run_plan(o, &b, FO_FLOATX, 0, fn, ctx);
-    // no wait for the sends: the last compute waits for the last exchange, and that one's send is part of it
+    FoPieces io;
+    Rows x = {fn, ctx};
+    gather_pieces(&io, o, all, row_nbytes, N);
+    fo__run(o, &io, rows_chunk, &x);
 }
 
 void fo_allgather_begin(FoOverlap* o, void* all, size_t row_nbytes, size_t N) {
-    size_t rows = chunk_rows(o, FO_ALLGATHER, N);
-    Buffers b = {(char*)all, (char*)all, rows * row_nbytes, rows};
-    start(o);
-    for (int e = 0; e < o->plan.nexchanges; e++) {
-        queue_exchange(o, e, &b, 0);
-    }
-    if (o->plan.mode == FO_NONE) { fo_allgather_end(o); }
+    FoPieces io;
+    gather_pieces(&io, o, all, row_nbytes, N);
+    fo__begin(o, &io);
 }
 
 void fo_allgather_end(FoOverlap* o) {
-    wait_exchanges(o, o->plan.nexchanges);
+    fo__wait(o, o->plan.nexchanges);
 }
 
 // ---- reduce-scatter ---------------------------------------------------------------------------------------
 void fo_reducescatter_run(FoOverlap* o, FoStaging* st, int C, size_t N, FoChunkFn fn, void* ctx) {
-    size_t rows = chunk_rows(o, FO_REDUCESCATTER, N);
-    size_t nbytes = rows * (size_t)C * fo_dtype_nbytes(st->wire);
-    Buffers b = {(char*)st->partial, (char*)st->received, nbytes, rows};
-    start(o);
-    run_plan(o, &b, st->wire, (size_t)C, fn, ctx);
-    if (o->plan.mode == FO_NONE) { wait_exchanges(o, o->plan.nexchanges); }
+    size_t n = shard_rows(o, FO_REDUCESCATTER, N), row_nbytes = (size_t)C * fo_dtype_nbytes(st->wire);
+    Rows x = {fn, ctx};
+    FoPieces io;
+    int P = o->plan.P, r = o->plan.r;
+    fo__equal_pieces(io.send, st->partial, P, n, row_nbytes);
+    fo__equal_pieces(io.recv, st->received, P, n, row_nbytes);
+    // direct: a slot for each of the others, in their order; ring: for each hop
+    for (int p = P - 1; p > r && o->plan.topology == FO_DIRECT; p--) {
+        io.recv[p] = io.recv[p - 1];
+    }
+    io.wire = st->wire, io.row_nelem = (size_t)C;
+    fo__run(o, &io, fn ? rows_chunk : NULL, &x);
 }
 
 // the partial sums of the own rows, in rank order; a ring brings the sum of the others in its last hop
@@ -186,7 +138,7 @@ void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX
                           const floatX* bias, int C, size_t N) {
     const void* parts[FO_MAX_RANKS];
     int nparts = own_parts(o, st, C, N, parts);
-    wait_exchanges(o, o->plan.nexchanges);
+    fo__wait(o, o->plan.nexchanges);
     fo_accumulate(out, parts, residual, bias, N / (size_t)o->plan.P, C, nparts, st->wire, o->compute);
 }
 
@@ -198,7 +150,7 @@ void fo_reducescatter_end_fp32(FoOverlap* o, FoStaging* st, float* out, int C, s
     for (int p = 0; p < nparts; p++) {
         fp32[p] = (const float*)parts[p];
     }
-    wait_exchanges(o, o->plan.nexchanges);
+    fo__wait(o, o->plan.nexchanges);
     fo_sum(out, fp32, N / (size_t)o->plan.P * (size_t)C, nparts, o->compute);
 }
 

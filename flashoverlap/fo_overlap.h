@@ -29,10 +29,10 @@ typedef struct {
     FoPlan plan;
     FoGroup* group;
     FoStream *compute, *comm;
-    FoEvent* ready;                      // what the first exchange needs is written
-    FoEvent* arrived[FO_MAX_STEPS];      // by exchange
-    FoEvent* computed[2 * FO_MAX_STEPS]; // by compute
-    int marked;                          // ready was recorded early, by fo_overlap_mark
+    FoEvent* ready;                // what the first exchange needs is written
+    FoEvent** arrived;             // by exchange
+    FoEvent** computed;            // by compute
+    int marked;                    // ready was recorded early, by fo_overlap_mark
     double exposed_ms;             // compute stood waiting, in total; read after the compute stream is synced
     double comm_ms;                // what the plain collective would take on this link, in total
     size_t nbytes_sent, nmessages; // by this rank, in total

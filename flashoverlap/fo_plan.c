@@ -1,6 +1,7 @@
 /* fo_plan.c -- builds the schedules of fo_plan.h. Pure functions; each order is a line. */
 #include "flashoverlap/fo_plan.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int mod(int a, int P) {
@@ -109,9 +110,9 @@ static void plan_reducescatter_slice(FoPlan* p) {
 int fo_plan_init(FoPlan* p, FoKind kind, FoMode mode, int m, FoTopology topology, int P, int r,
                  char err[256]) {
     memset(p, 0, sizeof *p);
-    if (P < 1 || P > FO_MAX_STEPS / FO_MAX_M || r < 0 || r >= P) {
+    if (P < 1 || P > FO_PLAN_MAX_RANKS || r < 0 || r >= P) {
         snprintf(err, 256, "rank %d of %d: want 1 to %d ranks, and a rank among them", r, P,
-                 FO_MAX_STEPS / FO_MAX_M);
+                 FO_PLAN_MAX_RANKS);
         return -1;
     }
     if (m < 1 || m > FO_MAX_M || (mode == FO_NONE && m != 1)) {
@@ -120,6 +121,14 @@ int fo_plan_init(FoPlan* p, FoKind kind, FoMode mode, int m, FoTopology topology
     }
     p->kind = kind, p->mode = mode, p->topology = topology;
     p->m = m, p->P = P, p->r = r;
+    size_t nchunks = (size_t)P * (size_t)m; // along a ring a chunk may be computed and added to
+    p->exchanges = (FoExchange*)malloc(nchunks * sizeof *p->exchanges);
+    p->computes = (FoCompute*)malloc(2 * nchunks * sizeof *p->computes);
+    if (!p->exchanges || !p->computes) {
+        fo_plan_free(p);
+        snprintf(err, 256, "no memory for a plan of %zu chunks", nchunks);
+        return -1;
+    }
     if (kind == FO_ALLGATHER) {
         plan_allgather(p);
     } else if (mode == FO_FLASH) {
@@ -128,6 +137,52 @@ int fo_plan_init(FoPlan* p, FoKind kind, FoMode mode, int m, FoTopology topology
         plan_reducescatter_slice(p);
     }
     return 0;
+}
+
+void fo_plan_free(FoPlan* p) {
+    free(p->exchanges);
+    free(p->computes);
+    memset(p, 0, sizeof *p);
+}
+
+// rank r of plans [P]: its sends against their receives, its computes against the chunks there are
+static int rank_fits(const FoPlan* plans, int r, char err[256]) {
+    const FoPlan* p = &plans[r];
+    long long sum = 0, nchunks = (long long)p->P * p->m, n = 0;
+    for (int e = 0; e < p->nexchanges; e++) {
+        const FoExchange *x = &p->exchanges[e], *y = &plans[x->send_to].exchanges[e];
+        if (e >= plans[x->send_to].nexchanges || y->recv_from != r || y->recv != x->send) {
+            snprintf(err, 256, "exchange %d: rank %d sends chunk %d to rank %d, which expects %d from %d", e,
+                     r, x->send, x->send_to, y->recv, y->recv_from);
+            return -1;
+        }
+    }
+    for (int k = 0; k < p->ncomputes; k++) {
+        sum += p->computes[k].add ? 0 : p->computes[k].chunk;
+        n += !p->computes[k].add;
+    }
+    if (n != nchunks || sum != nchunks * (nchunks - 1) / 2) {
+        snprintf(err, 256, "rank %d computes %lld chunks, there are %lld", r, n, nchunks);
+        return -1;
+    }
+    return 0;
+}
+
+int fo_plan_check(FoKind kind, FoMode mode, int m, FoTopology topology, int P, char err[256]) {
+    FoPlan* plans = (FoPlan*)calloc(P > 0 ? (size_t)P : 1, sizeof *plans);
+    int bad = plans == NULL;
+    if (bad) { snprintf(err, 256, "no memory for %d plans", P); }
+    for (int r = 0; r < P && !bad; r++) {
+        bad = fo_plan_init(&plans[r], kind, mode, m, topology, P, r, err);
+    }
+    for (int r = 0; r < P && !bad; r++) {
+        bad = rank_fits(plans, r, err);
+    }
+    for (int r = 0; r < P && plans; r++) {
+        fo_plan_free(&plans[r]);
+    }
+    free(plans);
+    return bad ? -1 : 0;
 }
 
 const char* fo_plan_print(const FoPlan* p, char* buf, size_t nbytes) {

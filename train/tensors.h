@@ -5,7 +5,7 @@
  */
 #ifndef TENSORS_H
 #define TENSORS_H
-#include "flashoverlap/fo.h"
+#include "flashoverlap/fo_ops.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -61,13 +61,6 @@ typedef struct {
     size_t ncut;   // the first ncut of them are cut; the rest, replicated on every rank, follow
     size_t ntotal; // parameters of the whole model, padding included
 } Tensors;
-
-// first of `n` things that rank r of P has; it has fo_cut(n, P, r+1) - fo_cut(n, P, r). The first n % P have
-// one more.
-static inline size_t fo_cut(size_t n, int P, int r) {
-    size_t q = n / (size_t)P, rest = n % (size_t)P, k = (size_t)r;
-    return k * q + (k < rest ? k : rest);
-}
 
 void tensors_init(Tensors* ts, GPTConfig c, int P, int r);
 

@@ -8,14 +8,14 @@
 #include "dev/test/check.h"
 #include <stdlib.h>
 
-enum { MAX_P = 8 };
+enum { MAX_P = 8, MAX_E = MAX_P * FO_MAX_M };
 
 typedef struct {
     FoPlan plan;
-    int nstarted, nexchanged, ncomputed;      // exchanges started and done, computes done
-    double exchange_start[FO_MAX_STEPS];      // seconds
-    double exchange_end[FO_MAX_STEPS + 1];    // of the first e exchanges, at e; [0] is 0
-    double compute_end[2 * FO_MAX_STEPS + 1]; // of the first k computes, at k; [0] is 0
+    int nstarted, nexchanged, ncomputed; // exchanges started and done, computes done
+    double exchange_start[MAX_E];        // seconds
+    double exchange_end[MAX_E + 1];      // of the first e exchanges, at e; [0] is 0
+    double compute_end[2 * MAX_E + 1];   // of the first k computes, at k; [0] is 0
     double exposed;
 } Rank;
 
@@ -101,6 +101,9 @@ static double simulate(FoKind kind, FoMode mode, int m, FoTopology topology, int
         double end = k->compute_end[k->ncomputed];
         exposed = done ? later(exposed, k->exposed + later(0.0, k->exchange_end[k->nexchanged] - end)) : -1.0;
         if (!done) { break; }
+    }
+    for (int r = 0; r < P; r++) {
+        fo_plan_free(&ranks[r].plan);
     }
     free(ranks);
     return exposed;

@@ -17,7 +17,7 @@ enum { NH = 2, HS = 4 };
 typedef struct {
     Rank* k;
     floatX *out, *all;
-    size_t row0[FO_MAX_STEPS]; // of the chunks in the order in which they were computed
+    size_t row0[16 * FO_MAX_M]; // of the chunks in the order in which they were computed
     int n, most_us;
 } Gather;
 
@@ -153,7 +153,7 @@ typedef struct {
     Rank* k;
     const char* src; // [N, C] of wire
     FoStaging* st;
-    size_t row0[FO_MAX_STEPS];
+    size_t row0[16 * FO_MAX_M];
     int n, most_us;
 } Scatter;
 

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { MAX_P = FO_MAX_STEPS / FO_MAX_M, MAX_E = FO_MAX_STEPS, MAX_K = 2 * FO_MAX_STEPS };
+enum { MAX_P = 16, MAX_E = MAX_P * FO_MAX_M, MAX_K = 2 * MAX_E };
 
 // the plans of all ranks of a group
 typedef struct {
@@ -397,12 +397,12 @@ static void check_case(FoKind kind, FoMode mode, FoTopology topology, int m, int
     CHECK_AT("%s %s %s m=%d P=%d", kind_name(kind), fo_mode_name(mode),
              topology == FO_RING ? "ring" : "direct", m, P);
     int failed = 0;
-    memset(c.plan, 0xff, sizeof c.plan); // what a plan doesn't set is no valid number
     for (int r = 0; r < P; r++) {
         failed += fo_plan_init(&c.plan[r], kind, mode, m, topology, P, r, err) != 0;
     }
     CHECK(failed == 0);
     if (failed) { return; }
+    CHECK(fo_plan_check(kind, mode, m, topology, P, err) == 0);
     check_numbers_in_range(&c);
     check_computed_once(&c);
     check_sends_meet_receives(&c);
@@ -416,6 +416,9 @@ static void check_case(FoKind kind, FoMode mode, FoTopology topology, int m, int
         check_execution(&c, policy);
     }
     check_exposed(&c);
+    for (int r = 0; r < P; r++) {
+        fo_plan_free(&c.plan[r]);
+    }
 }
 
 static void check_m(int m, int P) {
@@ -440,7 +443,7 @@ static void check_refused(FoMode mode, int m, int P, int r, const char* why) {
 static void check_bad_arguments(void) {
     check_refused(FO_FLASH, 1, 0, 0, "rank 0 of 0");
     check_refused(FO_FLASH, 1, -1, 0, "rank 0 of -1");
-    check_refused(FO_FLASH, 1, MAX_P + 1, 0, "want 1 to 16 ranks");
+    check_refused(FO_FLASH, 1, FO_PLAN_MAX_RANKS + 1, 0, "want 1 to 1024 ranks");
     check_refused(FO_FLASH, 1, 4, 4, "rank 4 of 4");
     check_refused(FO_FLASH, 1, 4, -1, "rank -1 of 4");
     check_refused(FO_FLASH, 0, 4, 0, "m=0");
@@ -455,17 +458,32 @@ static void check_print(void) {
     CHECK(fo_plan_init(&plan, FO_REDUCESCATTER, FO_FLASH, 1, FO_DIRECT, 4, 0, err) == 0);
     CHECK(fo_plan_print(&plan, buf, sizeof buf) == buf);
     CHECK(strcmp(buf, "rs flash direct m=1 P=4 r=0: 1 [1>1 0<3] 2 [2>2 0<2] 3 [3>3 0<1] 0") == 0);
+    fo_plan_free(&plan);
     CHECK(fo_plan_init(&plan, FO_REDUCESCATTER, FO_FLASH, 1, FO_RING, 3, 0, err) == 0);
     fo_plan_print(&plan, buf, sizeof buf);
     CHECK(strcmp(buf, "rs flash ring m=1 P=3 r=0: 2 [2>1 1<2] 1 +1 [1>1 0<2] 0") == 0);
+    fo_plan_free(&plan);
     CHECK(fo_plan_init(&plan, FO_ALLGATHER, FO_FLASH, 1, FO_RING, 3, 0, err) == 0);
     fo_plan_print(&plan, buf, sizeof buf);
     CHECK(strcmp(buf, "ag flash ring m=1 P=3 r=0: 0 [0>1 2<2] 2 [2>1 1<2] 1") == 0);
     memset(tiny, '#', sizeof tiny);
     fo_plan_print(&plan, tiny, sizeof tiny - 1);
     CHECK(strlen(tiny) == sizeof tiny - 2 && tiny[sizeof tiny - 1] == '#'); // cut, and not a byte further
+    fo_plan_free(&plan);
     CHECK(strcmp(fo_mode_name(FO_NONE), "none") == 0 && strcmp(fo_mode_name(FO_SLICE), "slice") == 0 &&
           strcmp(fo_mode_name(FO_FLASH), "flash") == 0);
+}
+
+// plans that only a dry run makes
+static void check_large(void) {
+    char err[256] = "";
+    CHECK_AT("1,024 ranks");
+    for (int topology = FO_DIRECT; topology <= FO_RING; topology++) {
+        CHECK(fo_plan_check(FO_ALLGATHER, FO_FLASH, 1, (FoTopology)topology, 1024, err) == 0);
+        CHECK(fo_plan_check(FO_REDUCESCATTER, FO_FLASH, 2, (FoTopology)topology, 129, err) == 0);
+        CHECK(fo_plan_check(FO_REDUCESCATTER, FO_NONE, 1, (FoTopology)topology, 1024, err) == 0);
+    }
+    CHECK(fo_plan_check(FO_REDUCESCATTER, FO_FLASH, 0, FO_DIRECT, 4, err) == -1 && strstr(err, "m=0"));
 }
 
 int main(void) {
@@ -481,7 +499,8 @@ int main(void) {
         check_m(m, 8);
     }
     check_m(FO_MAX_M, 4);
-    check_m(FO_MAX_M, MAX_P); // the largest plan there is
+    check_m(FO_MAX_M, MAX_P); // the largest plan that runs
+    check_large();
     check_print();
     return check_report();
 }
