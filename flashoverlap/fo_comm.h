@@ -33,9 +33,28 @@ int fo_group_size(const FoGroup* g);
 int fo_group_nlocal(const FoGroup* g);            // ranks of it on this machine
 const char* fo_group_transport(const FoGroup* g); // "local" or "mpi"
 
-// the calling threads of all ranks meet. Nothing may be queued on a stream of the group (mpi: one thread at a
-// time).
+// The calling threads of all ranks meet. Nothing of the group may be queued; other groups' exchanges may run.
 void fo_group_barrier(FoGroup* g);
+
+/* fo_group_split -- the ranks of g that give the same color become a group of their own, numbered in g's
+ * order.
+ *
+ * Collective over g, with nothing of g queued. Exchanges of different groups may run at the same time. An
+ * emulated link is inherited, but each group has its own ports, so that one group's messages don't hold up
+ * another's (a tp group's link is not a dp group's); measured figures are not. Close it with fo_group_free.
+ * Errors: dies if color is negative.
+ */
+FoGroup* fo_group_split(FoGroup* g, int color);
+/* fo_group_free -- ends a group that fo_group_split made. Collective over it, with nothing of it queued.
+ *
+ * Groups split from it live on. All are freed before the rank's body returns, else that dies. The world itself
+ * is not: fo_ranks_run ends it.
+ */
+void fo_group_free(FoGroup* g);
+
+// Bytes and messages that this rank has given to fo_send on g so far, those of fo_allgather and
+// fo_group_measure included; messages of no bytes don't count, for they are not sent.
+void fo_group_sent(const FoGroup* g, size_t* nbytes, size_t* nmessages);
 
 /* fo_group_link -- from now on the transport behaves like a link of `gbytes_s` GB/s (10^9 bytes) and `us`
  * microseconds.
@@ -77,6 +96,8 @@ typedef struct {
     const char* name;
     void (*exchange)(FoGroup* g); // on a stream's thread: does what fo_comm_begin ... _end collected
     void (*barrier)(FoGroup* g);
+    // fills in rank, size, nlocal, world_ranks, transport and state of a group split off g
+    void (*split)(FoGroup* g, int color, FoGroup* part);
     void (*close)(FoGroup* g);
 } FoTransport;
 

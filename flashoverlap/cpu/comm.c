@@ -41,12 +41,19 @@ int fo_ranks_launched(void) {
 static FoGroup* group_new(void) {
     FoGroup* g = calloc(1, sizeof *g);
     fo_require(g != NULL, "out of memory");
+    g->world = g;
+    for (int r = 0; r < FO_MAX_RANKS; r++) {
+        g->world_ranks[r] = r;
+    }
     g->patience_s = FO_PATIENCE_S;
     return g;
 }
 
 static void group_close(FoGroup* g) {
-    fo_require(!g->collecting, "rank %d ended between fo_comm_begin and fo_comm_end", g->rank);
+    fo_require(!g->collecting, "rank %d ended between fo_comm_begin and fo_comm_end",
+               g->world_ranks[g->rank]);
+    fo_require(g->nparts == 0, "rank %d ended with %d group%s that fo_group_free should have closed", g->rank,
+               g->nparts, g->nparts == 1 ? "" : "s");
     g->transport->close(g);
     free(g);
 }
@@ -162,6 +169,32 @@ void fo_group_barrier(FoGroup* g) {
     g->transport->barrier(g);
 }
 
+FoGroup* fo_group_split(FoGroup* g, int color) {
+    fo_require(color >= 0, "a group of color %d, must be 0 or more", color);
+    FoGroup* part = group_new();
+    part->world = g->world;
+    g->transport->split(g, color, part);
+    part->patience_s = g->patience_s;
+    part->emulated = g->emulated;
+    if (g->emulated) {
+        part->latency_s = g->latency_s;
+        part->s_per_byte = g->s_per_byte;
+    }
+    g->world->nparts++;
+    return part;
+}
+
+void fo_group_free(FoGroup* g) {
+    fo_require(g->world != g, "a world ends with fo_ranks_run, not by fo_group_free");
+    g->world->nparts--;
+    group_close(g);
+}
+
+void fo_group_sent(const FoGroup* g, size_t* nbytes, size_t* nmessages) {
+    *nbytes = g->nbytes_sent;
+    *nmessages = g->nsent;
+}
+
 void fo_group_link(FoGroup* g, double gbytes_s, double us) {
     fo_require(gbytes_s >= 0.0 && us >= 0.0, "a link of %g GB/s and %g us", gbytes_s, us);
     fo_require(gbytes_s == 0.0 || g->nlocal == g->size,
@@ -232,6 +265,8 @@ void fo_send(FoGroup* g, const void* src, size_t nbytes, int to) {
     if (nbytes == 0) { return; }
     fo_require(b->nsends < FO_MAX_RANKS, "more than %d sends in an exchange", FO_MAX_RANKS);
     b->sends[b->nsends++] = (FoSend){src, nbytes, to};
+    g->nbytes_sent += nbytes;
+    g->nsent++;
 }
 
 void fo_recv(FoGroup* g, void* dst, size_t nbytes, int from) {

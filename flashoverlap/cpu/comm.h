@@ -49,12 +49,16 @@ typedef struct {
 
 struct FoGroup {
     int rank, size, nlocal;
+    int world_ranks[FO_MAX_RANKS]; // of its ranks, for messages to people
+    FoGroup* world;                // that it was split from, perhaps in several steps; itself if it is one
+    int nparts;                    // of a world: groups split off and not yet freed
     const FoTransport* transport;
-    void* state;         // the transport's own
-    FoBatch* collecting; // between begin and end, else NULL; of the host's thread
-    FoBatch* running;    // of the stream's thread that does an exchange
-    atomic_int busy;     // an exchange runs
-    int emulated;        // the link is; else its figures are measured, or 0
+    void* state;               // the transport's own
+    FoBatch* collecting;       // between begin and end, else NULL; of the host's thread
+    FoBatch* running;          // of the stream's thread that does an exchange
+    atomic_int busy;           // an exchange runs
+    size_t nbytes_sent, nsent; // of the host's thread
+    int emulated;              // the link is; else its figures are measured, or 0
     double latency_s, s_per_byte;
     double patience_s; // FO_PATIENCE_S
 };

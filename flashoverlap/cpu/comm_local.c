@@ -24,6 +24,10 @@ typedef struct {
     pthread_cond_t barrier_cond;
     unsigned barrier_here; // bit r: rank r waits
     uint64_t barrier_round;
+    struct {
+        int color;
+        FoGroup* part;
+    } split[FO_MAX_RANKS];       // a split under way, written and read by turns between barriers
     pthread_mutex_t ports_mutex; // emulated link: virtual times from which a rank's ports are free
     double egress_free[FO_MAX_RANKS], ingress_free[FO_MAX_RANKS];
     Mailbox boxes[FO_MAX_RANKS][FO_MAX_RANKS]; // [from][to]
@@ -68,14 +72,14 @@ static FoRecv* take_receive(FoGroup* g, const FoSend* m) {
     pthread_mutex_lock(&box->mutex);
     while (!box->first) {
         int in_time = cond_wait(&box->changed, &box->mutex, &left);
-        fo_require(in_time || box->first, "waited %.1f s for rank %d to receive %zu bytes", patience, m->to,
-                   m->nbytes);
+        fo_require(in_time || box->first, "waited %.1f s for rank %d to receive %zu bytes", patience,
+                   g->world_ranks[m->to], m->nbytes);
     }
     FoRecv* r = box->first;
     box->first = r->next;
     pthread_mutex_unlock(&box->mutex);
-    fo_require(r->nbytes == m->nbytes, "rank %d sends %zu bytes to rank %d, which expects %zu", g->rank,
-               m->nbytes, m->to, r->nbytes);
+    fo_require(r->nbytes == m->nbytes, "rank %d sends %zu bytes to rank %d, which expects %zu",
+               g->world_ranks[g->rank], m->nbytes, g->world_ranks[m->to], r->nbytes);
     return r;
 }
 
@@ -118,7 +122,7 @@ static void await_receive(FoGroup* g, FoRecv* r) {
     while (!r->done) {
         int in_time = cond_wait(&box->changed, &box->mutex, &left);
         fo_require(in_time || r->done, "waited %.1f s for %zu bytes from rank %d", patience, r->nbytes,
-                   r->from);
+                   g->world_ranks[r->from]);
     }
     pthread_mutex_unlock(&box->mutex);
     g->running->due = fo__later(g->running->due, r->due);
@@ -143,7 +147,9 @@ static void local_exchange(FoGroup* g) {
 static _Noreturn void die_of_absence(const FoGroup* g, unsigned here) {
     char missing[8 * FO_MAX_RANKS] = "";
     for (int r = 0, n = 0; r < g->size; r++) {
-        if (!(here >> r & 1u)) { n += snprintf(missing + n, sizeof missing - (size_t)n, " %d", r); }
+        if (!(here >> r & 1u)) {
+            n += snprintf(missing + n, sizeof missing - (size_t)n, " %d", g->world_ranks[r]);
+        }
     }
     fo_die(__FILE__, __LINE__, "fo_group_barrier", "waited %.1f s at a barrier for rank%s", g->patience_s,
            missing);
@@ -167,6 +173,24 @@ static void local_barrier(FoGroup* g) {
     pthread_mutex_unlock(&w->barrier_mutex);
 }
 
+// the first of each color opens its world
+static void local_split(FoGroup* g, int color, FoGroup* part) {
+    World* w = g->state;
+    FoGroup* parts[FO_MAX_RANKS];
+    int n = 0;
+    w->split[g->rank].color = color;
+    w->split[g->rank].part = part;
+    local_barrier(g);
+    for (int r = 0; r < g->size; r++) {
+        if (w->split[r].color == color) {
+            part->world_ranks[n] = g->world_ranks[r];
+            parts[n++] = w->split[r].part;
+        }
+    }
+    if (parts[0] == part) { fo__local_open(parts, n); }
+    local_barrier(g);
+}
+
 static void local_close(FoGroup* g) {
     World* w = g->state;
     if (atomic_fetch_sub(&w->nopen, 1) > 1) { return; }
@@ -181,7 +205,7 @@ static void local_close(FoGroup* g) {
     free(w);
 }
 
-static const FoTransport LOCAL = {"local", local_exchange, local_barrier, local_close};
+static const FoTransport LOCAL = {"local", local_exchange, local_barrier, local_split, local_close};
 
 void fo__local_open(FoGroup* groups[], int P) {
     World* w = calloc(1, sizeof *w);

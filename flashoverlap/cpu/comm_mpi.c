@@ -7,11 +7,14 @@
  * link, and the first, which a schedule needs first, would arrive about as late as the last (measured:
  * slicing's gain fell from 35 to 12 %).
  *
- * After MPI_Init_thread one thread at a time calls MPI: a stream's thread in an exchange, or the host's in a
- * barrier, when nothing is queued. Nobody spins for long: cores are there to compute.
+ * Exchanges of different groups, each on its stream's thread, and the host's barriers run at the same time. One
+ * thread at a time calls MPI (MPI_THREAD_SERIALIZED): under a lock that all groups of the process share. Whoever
+ * holds it neither sleeps nor waits for a peer that has yet to come. Nobody spins for long: cores are there to
+ * compute.
  */
 #include "flashoverlap/cpu/comm.h"
 #include <mpi.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -26,6 +29,8 @@ typedef struct {
 
 typedef struct {
     MPI_Comm comm;
+    pthread_mutex_t* mpi; // held around calls of MPI: the world's, in all groups of the process
+    pthread_mutex_t mpi_of_world;
     double egress_free, ingress_free; // emulated link: virtual times from which this rank's ports are free
 } State;
 
@@ -48,6 +53,7 @@ typedef struct {
     Header header;
     double start; // of the message on its way, told by its receiver
     size_t offset;
+    int ended; // all is sent and received
     MPI_Request
         requests[REQUESTS]; // a header or payload and a start to tell for each receive; then the send's three
 } Progress;
@@ -101,8 +107,9 @@ static void receive_done(Progress* x, int i) {
         if (in->offset == r->nbytes) { return; }
     } else {
         in->has_header = 1;
+        const int* world_ranks = x->g->world_ranks;
         fo_require(in->header.nbytes == r->nbytes, "rank %d sends %zu bytes to rank %d, which expects %zu",
-                   r->from, (size_t)in->header.nbytes, x->g->rank, r->nbytes);
+                   world_ranks[r->from], (size_t)in->header.nbytes, world_ranks[x->g->rank], r->nbytes);
         if (x->g->emulated) { start_message(x, i); }
     }
     receive_piece(x, i);
@@ -157,63 +164,79 @@ static _Noreturn void die_of_silence(Progress* x, double patience) {
     for (int i = 0; i < x->b->nrecvs; i++) {
         FoRecv* r = &x->b->recvs[i];
         fo_require(x->in[i].has_header && x->in[i].offset == r->nbytes,
-                   "waited %.1f s for %zu bytes from rank %d", patience, r->nbytes, r->from);
+                   "waited %.1f s for %zu bytes from rank %d", patience, r->nbytes,
+                   x->g->world_ranks[r->from]);
     }
     const FoSend* m = &x->b->sends[x->nsent];
-    fo_die(__FILE__, __LINE__, __func__, "waited %.1f s for rank %d to receive %zu bytes", patience, m->to,
-           m->nbytes);
+    fo_die(__FILE__, __LINE__, __func__, "waited %.1f s for rank %d to receive %zu bytes", patience,
+           x->g->world_ranks[m->to], m->nbytes);
+}
+
+// starts what can start and takes in what is done; returns how many things that was
+static int progress(Progress* x, double now) {
+    int nreceives = 2 * x->b->nrecvs, done[REQUESTS], ndone, nbegun = 0;
+    pthread_mutex_lock(x->state->mpi);
+    // the next leaves when the port is free, in real time too: see local_exchange
+    if (x->nawaited == 0 && x->nsent < x->b->nsends &&
+        (x->nsent == 0 || !x->g->emulated || now >= x->state->egress_free)) {
+        send_begin(x);
+        nbegun = 1;
+    }
+    mpi_check(MPI_Testsome(nreceives + 3, x->requests, &ndone, done, MPI_STATUSES_IGNORE));
+    if (ndone == MPI_UNDEFINED) { // nothing is under way: all is done, or the port is taken
+        x->ended = x->nsent == x->b->nsends;
+        ndone = 0;
+    }
+    for (int i = 0; i < ndone; i++) {
+        if (done[i] >= nreceives) {
+            send_done(x, done[i] - nreceives);
+        } else if (done[i] % 2 == 0) {
+            receive_done(x, done[i] / 2);
+        }
+    }
+    pthread_mutex_unlock(x->state->mpi);
+    return nbegun + ndone;
 }
 
 static void mpi_exchange(FoGroup* g) {
     Progress x = {.g = g, .b = g->running, .state = g->state};
-    FoBatch* b = x.b;
-    int nrequests = 2 * b->nrecvs + 3, done[REQUESTS], ndone;
-    for (int i = 0; i < nrequests; i++) {
+    for (int i = 0; i < REQUESTS; i++) {
         x.requests[i] = MPI_REQUEST_NULL;
     }
-    for (int i = 0; i < b->nrecvs; i++) {
+    pthread_mutex_lock(x.state->mpi);
+    for (int i = 0; i < x.b->nrecvs; i++) {
         receive_header(&x, i);
     }
-    double patience = fo__patience_s(g, b), quiet_s = 0.0, before = fo_now();
+    pthread_mutex_unlock(x.state->mpi);
+    double patience = fo__patience_s(g, x.b), quiet_s = 0.0, before = fo_now();
     for (;;) {
         double now = fo_now();
         quiet_s += fo__waited_s(now - before);
         before = now;
-        // the next leaves when the port is free, in real time too: see local_exchange
-        if (x.nawaited == 0 && x.nsent < b->nsends &&
-            (x.nsent == 0 || !g->emulated || now >= x.state->egress_free)) {
-            send_begin(&x);
-            quiet_s = 0.0;
-        }
-        mpi_check(MPI_Testsome(nrequests, x.requests, &ndone, done, MPI_STATUSES_IGNORE));
-        if (ndone == MPI_UNDEFINED) { // nothing is under way: all is done, or the port is taken
-            if (x.nsent == b->nsends) { break; }
-            ndone = 0;
-        }
-        for (int i = 0; i < ndone; i++) {
-            int k = done[i] - 2 * b->nrecvs;
-            if (k >= 0) {
-                send_done(&x, k);
-            } else if (done[i] % 2 == 0) {
-                receive_done(&x, done[i] / 2);
-            }
-        }
-        if (ndone > 0) {
-            quiet_s = 0.0;
-        } else {
-            if (quiet_s > patience) { die_of_silence(&x, patience); }
-            rest(quiet_s);
-        }
+        if (progress(&x, now) > 0) { quiet_s = 0.0; }
+        if (x.ended) { break; }
+        if (quiet_s > patience) { die_of_silence(&x, patience); }
+        rest(quiet_s);
     }
+}
+
+// ---- groups -----------------------------------------------------------------------------------------------
+static int barrier_ended(State* state, MPI_Request* req) {
+    int ended;
+    pthread_mutex_lock(state->mpi);
+    mpi_check(MPI_Test(req, &ended, MPI_STATUS_IGNORE));
+    pthread_mutex_unlock(state->mpi);
+    return ended;
 }
 
 static void mpi_barrier(FoGroup* g) {
     State* state = g->state;
     MPI_Request req;
-    int done = 0;
     double quiet_s = 0.0, before = fo_now();
+    pthread_mutex_lock(state->mpi);
     mpi_check(MPI_Ibarrier(state->comm, &req));
-    while (mpi_check(MPI_Test(&req, &done, MPI_STATUS_IGNORE)), !done) {
+    pthread_mutex_unlock(state->mpi);
+    while (!barrier_ended(state, &req)) {
         double now = fo_now();
         quiet_s += fo__waited_s(now - before);
         before = now;
@@ -222,12 +245,48 @@ static void mpi_barrier(FoGroup* g) {
     }
 }
 
+// fills in what the communicator of g knows
+static void open_group(FoGroup* g, State* state) {
+    MPI_Comm node;
+    mpi_check(MPI_Comm_set_errhandler(state->comm, MPI_ERRORS_RETURN));
+    mpi_check(MPI_Comm_rank(state->comm, &g->rank));
+    mpi_check(MPI_Comm_size(state->comm, &g->size));
+    mpi_check(MPI_Comm_split_type(state->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node));
+    mpi_check(MPI_Comm_size(node, &g->nlocal));
+    mpi_check(MPI_Comm_free(&node));
+    g->state = state;
+}
+
+static State* state_new(void) {
+    State* state = calloc(1, sizeof *state);
+    fo_require(state != NULL, "out of memory");
+    return state;
+}
+
+static void mpi_split(FoGroup* g, int color, FoGroup* part) {
+    State *whole = g->state, *state = state_new();
+    state->mpi = whole->mpi;
+    part->transport = g->transport;
+    mpi_barrier(g); // so that what follows, which waits with the lock, waits for nobody who needs it
+    pthread_mutex_lock(state->mpi);
+    mpi_check(MPI_Comm_split(whole->comm, color, g->rank, &state->comm));
+    open_group(part, state);
+    mpi_check(
+        MPI_Allgather(&g->world_ranks[g->rank], 1, MPI_INT, part->world_ranks, 1, MPI_INT, state->comm));
+    pthread_mutex_unlock(state->mpi);
+}
+
 static void mpi_close(FoGroup* g) {
     State* state = g->state;
-    mpi_barrier(g); // so that MPI_Finalize, which spins, has nobody to wait for
+    mpi_barrier(g); // so that MPI_Comm_free, and MPI_Finalize, which spins, have nobody to wait for
+    pthread_mutex_lock(state->mpi);
     mpi_check(MPI_Comm_free(&state->comm));
-    fo_die_abort(NULL);
-    mpi_check(MPI_Finalize());
+    pthread_mutex_unlock(state->mpi);
+    if (g->world == g) {
+        fo_die_abort(NULL);
+        mpi_check(MPI_Finalize());
+        pthread_mutex_destroy(state->mpi);
+    }
     free(state);
 }
 
@@ -235,13 +294,11 @@ static void abort_all(int status) {
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
-static const FoTransport MPI = {"mpi", mpi_exchange, mpi_barrier, mpi_close};
+static const FoTransport MPI = {"mpi", mpi_exchange, mpi_barrier, mpi_split, mpi_close};
 
 void fo__mpi_open(FoGroup* g) {
-    State* state = calloc(1, sizeof *state);
-    fo_require(state != NULL, "out of memory");
+    State* state = state_new();
     int provided, before;
-    MPI_Comm node;
     MPI_Initialized(&before);
     fo_require(!before, "fo_ranks_run a second time: ranks that are processes can run once");
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided));
@@ -250,12 +307,8 @@ void fo__mpi_open(FoGroup* g) {
                MPI_THREAD_SERIALIZED);
     fo_die_abort(abort_all);
     mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &state->comm));
-    mpi_check(MPI_Comm_set_errhandler(state->comm, MPI_ERRORS_RETURN));
-    mpi_check(MPI_Comm_rank(state->comm, &g->rank));
-    mpi_check(MPI_Comm_size(state->comm, &g->size));
-    mpi_check(MPI_Comm_split_type(state->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node));
-    mpi_check(MPI_Comm_size(node, &g->nlocal));
-    mpi_check(MPI_Comm_free(&node));
+    pthread_mutex_init(&state->mpi_of_world, NULL);
+    state->mpi = &state->mpi_of_world;
+    open_group(g, state);
     g->transport = &MPI;
-    g->state = state;
 }
