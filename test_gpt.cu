@@ -37,7 +37,7 @@ typedef struct {
 static int tensor_named(const char* name) {
     Tensors ts;
     GPTConfig c = {8, 8, 128, 1, 1, 8};
-    tensors_init(&ts, c, 1, 0);
+    tensors_init(&ts, c, cuts_tp(1, 0));
     for (int i = 0; i < NTENSORS; i++) {
         if (!strcmp(ts.t[i].name, name)) { return i; }
     }
@@ -76,7 +76,7 @@ static void place(Case* c, const GPT* g, const float* local) {
         if (t->cut == CUT_NONE && g->r != 0) { continue; }
         for (int l = 0; l < t->layers; l++) {
             tensor_place(c->full + c->first[i] + (size_t)l * t->rows * t->cols,
-                         local + t->offset + (size_t)l * tensor_local(t), &g->ts, i, g->r, sizeof(float));
+                         local + t->offset + (size_t)l * tensor_local(t), &g->ts, i, g->r, 0, sizeof(float));
         }
     }
 }
@@ -94,8 +94,8 @@ static void open_case(Case* c, GPT* g, FoGroup* world) {
     FoDevice* device = fo_device_open(fo_group_rank(world), fo_group_size(world));
     gpt_open(g, c->config, &c->opt, world, device);
     snprintf(path, sizeof path, "dev/fixture/%s.bin", c->name);
-    fo_require(checkpoint_read_model(path, &g->ts, g->master, g->compute, err) == 0, "%s", err);
-    weights_round(g->params, g->master, g->ts.nelem, g->compute);
+    fo_require(checkpoint_read_model(path, &g->ts, g->params, &g->ts, g->master, g->compute, err) == 0, "%s",
+               err);
 }
 
 static void close_case(GPT* g) {
@@ -177,7 +177,7 @@ static void check_gradients(Case* c, const Tolerance* tol) {
     Tensors ts;
     char where[sizeof check_where];
     memcpy(where, check_where, sizeof where);
-    tensors_init(&ts, c->config, 1, 0);
+    tensors_init(&ts, c->config, cuts_tp(1, 0));
     CHECK(relative(c->loss, (double)c->ref.loss) <= tol->loss);
     for (int b = 0; b < c->ref.B; b++) {
         int t = c->ref.T - b, V = c->config.V;
@@ -197,7 +197,7 @@ static void check_steps(Case* c, const Tolerance* tol, const float* start) {
     Tensors ts;
     char where[sizeof check_where];
     memcpy(where, check_where, sizeof where);
-    tensors_init(&ts, c->config, 1, 0);
+    tensors_init(&ts, c->config, cuts_tp(1, 0));
     for (int i = 0; i <= 10; i++) {
         CHECK_AT("%.90s step %d", where, i + 1);
         CHECK(relative(c->losses[i], c->steps.loss[i]) <= tol->loss);
@@ -241,7 +241,7 @@ static void case_open(Case* c, const char* name) {
     fo_require(options_parse(&c->opt, 1, argv, err) == 0, "%s", err);
     c->opt.batch = c->ref.B, c->opt.seq_len = c->ref.T;
     Tensors ts;
-    tensors_init(&ts, c->config, 1, 0);
+    tensors_init(&ts, c->config, cuts_tp(1, 0));
     for (int i = 0; i < NTENSORS; i++) {
         c->first[i + 1] = c->first[i] + (size_t)ts.t[i].layers * ts.t[i].rows * ts.t[i].cols;
     }
@@ -297,11 +297,11 @@ static void test_steps(Case* c, const Tolerance* tol, int P) {
     char path[256], err[TRAIN_ERR];
     size_t nbytes = c->first[NTENSORS] * sizeof(float);
     float *start = (float*)malloc(nbytes), *again = (float*)malloc(nbytes), *local;
-    tensors_init(&ts, c->config, 1, 0);
+    tensors_init(&ts, c->config, cuts_tp(1, 0));
     local = (float*)malloc(ts.nelem * sizeof(float));
     fo_require(start && again && local, "out of memory");
     snprintf(path, sizeof path, "dev/fixture/%s.bin", c->name);
-    fo_require(checkpoint_read_model(path, &ts, local, NULL, err) == 0, "%s", err);
+    fo_require(checkpoint_read_model(path, NULL, NULL, &ts, local, NULL, err) == 0, "%s", err);
     for (int i = 0; i < NTENSORS; i++) {
         memcpy(start + c->first[i], local + ts.t[i].offset, (c->first[i + 1] - c->first[i]) * sizeof(float));
     }

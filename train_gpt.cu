@@ -190,7 +190,8 @@ static void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int P, int r
     for (g->head_chunks = g->chunks; g->chunks % g->head_chunks || own % (size_t)g->head_chunks;) {
         g->head_chunks--;
     }
-    tensors_init(&g->ts, c, P, r);
+    TensorCuts cuts = {P, r, 1, 1, 0};
+    tensors_init(&g->ts, c, cuts);
     g->NHl = (int)(fo_cut((size_t)c.NH, P, r + 1) - fo_cut((size_t)c.NH, P, r));
     g->Ca = g->NHl * hs;
     g->F = (int)(fo_cut((size_t)c.C * 4, P, r + 1) - fo_cut((size_t)c.C * 4, P, r));
@@ -781,7 +782,8 @@ static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
     memset(&st, 0, sizeof st);
     if (tr->first_step > 0) { // the masters have every bit; the model file is them rounded
         checkpoint_path(state_path, tr->opt->out, "state", tr->first_step);
-        rc = checkpoint_read_state(state_path, &g->ts, &st, g->m, g->v, g->master, g->compute, err);
+        rc = checkpoint_read_state(state_path, &st, &g->ts, g->params, &g->ts, g->m, g->v, g->master,
+                                   g->compute, err);
         if (rc == 0 && st.trainer_nbytes != sizeof tr->state) {
             rc = train_error(err, "%s: was written by another version of this program", state_path);
         }
@@ -791,11 +793,10 @@ static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
         if (rc == 0) { memcpy(&tr->state, st.trainer, sizeof tr->state); }
         checkpoint_state_free(&st);
     } else if (path[0]) {
-        rc = checkpoint_read_model(path, &g->ts, g->master, g->compute, err);
+        rc = checkpoint_read_model(path, &g->ts, g->params, &g->ts, g->master, g->compute, err);
     } else {
-        weights_random(&g->ts, tr->opt->seed, g->master, g->compute);
+        weights_random(&g->ts, g->params, &g->ts, g->master, tr->opt->seed, g->compute);
     }
-    if (rc == 0) { weights_round(g->params, g->master, g->ts.nelem, g->compute); }
     return rc;
 }
 

@@ -1,12 +1,10 @@
 /* checkpoint.c -- model, state and debug files. See checkpoint.h; formats in doc/formats.md.
  *
  * A whole tensor never exists in memory: files are read and written in blocks of whole rows. Of a block a
- * rank holds rows that lie side by side in its arena, since its rows are in the order of the file
- * (TensorPart).
+ * rank holds some boxes (tensors.h), each of which lies in its arena without gaps.
  */
 #include "train/checkpoint.h"
-#include "data/dataloader.h"     // data_file_kind
-#include "flashoverlap/fo_ops.h" // FO_MAX_RANKS
+#include "data/dataloader.h" // data_file_kind
 #include <dirent.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -59,10 +57,16 @@ int config_check(const GPTConfig* c, char err[TRAIN_ERR]) {
     return 0;
 }
 
-static size_t ntotal_of(const GPTConfig* c) {
+// the table of a rank that holds the whole model
+static Tensors whole_tensors(const GPTConfig* c) {
+    const TensorCuts whole = {1, 0, 1, 1, 0};
     Tensors ts;
-    tensors_init(&ts, *c, 1, 0);
-    return ts.ntotal;
+    tensors_init(&ts, *c, whole);
+    return ts;
+}
+
+static size_t ntotal_of(const GPTConfig* c) {
+    return whole_tensors(c).ntotal;
 }
 
 // words [w, w+6) of a header
@@ -184,12 +188,6 @@ typedef struct {
     uint64_t before;
 } Block;
 
-// what a rank holds of a block: rows [k0, k1) of its part, side by side in its arena from element `offset` on
-typedef struct {
-    TensorPart part;
-    size_t k0, k1, nelem, offset;
-} Piece;
-
 // the next block in the order of files, after {0}; 0 when there is none
 static int block_next(Block* b, const Tensors* ts, size_t nbytes) {
     b->before += (uint64_t)b->n * ts->t[b->tensor].cols;
@@ -222,68 +220,118 @@ static size_t block_most(const Tensors* ts, size_t nbytes) {
     return most;
 }
 
-// rows of a part before row `row` of the whole tensor
-static size_t rows_before(TensorPart p, size_t row) {
-    size_t n = 0;
-    for (size_t run = 0; run < p.nruns; run++) {
-        const size_t first = run * p.stride + p.row0;
-        n += row <= first ? 0 : min_size(row - first, p.nrows);
+// the boxes of a block that a rank holds, offsets counted in its arena (of tables with the cuts of ts, its own
+// alone); returns their number
+static int block_boxes(const Tensors* ts, const Block* b, int t, int shard,
+                       TensorBox boxes[TENSOR_MAX_BOXES]) {
+    const Tensor* x = &ts->t[b->tensor];
+    const int n = tensor_boxes_of_rows(ts, b->tensor, t, shard, b->row, b->n, boxes);
+    for (int i = 0; i < n; i++) {
+        boxes[i].offset += x->offset + b->layer * tensor_local(x);
     }
     return n;
 }
 
-static Piece piece_of(const Tensors* ts, const Block* b, int r) {
-    Piece p = {.part = tensor_part(ts, b->tensor, r)};
-    p.k0 = rows_before(p.part, b->row);
-    p.k1 = rows_before(p.part, b->row + b->n);
-    p.nelem = (p.k1 - p.k0) * p.part.ncols;
-    if (r == ts->r) {
-        const Tensor* t = &ts->t[b->tensor];
-        p.offset = t->offset + b->layer * tensor_local(t) + p.k0 * p.part.ncols;
+static size_t boxes_nelem(const TensorBox* boxes, int n) {
+    size_t sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += boxes[i].nrows * boxes[i].ncols;
     }
-    return p;
+    return sum;
 }
 
-// copies a piece's rows out of the block of whole rows, or back into it
-static void piece_copy(char* block, char* rows, const Tensors* ts, const Block* b, const Piece* p,
-                       size_t nbytes, int out) {
-    const size_t cols = ts->t[b->tensor].cols, row_nbytes = p->part.ncols * nbytes;
-    if (p->nelem == 0) { return; }
-    for (size_t k = p->k0; k < p->k1; k++) {
-        const size_t row = k / p->part.nrows * p->part.stride + p->part.row0 + k % p->part.nrows;
-        char* at = block + ((row - b->row) * cols + p->part.col0) * nbytes;
-        memcpy(out ? rows : at, out ? at : rows, row_nbytes);
-        rows += row_nbytes;
+// where row k of a box begins in a block of whole rows, in elements
+static size_t box_row_at(const Tensors* ts, const Block* b, const TensorBox* box, size_t k) {
+    return (box->row0 + k - b->row) * ts->t[b->tensor].cols + box->col0;
+}
+
+static void convert(char* to, FoDtype to_type, const char* from, FoDtype from_type, size_t nelem) {
+    if (to_type == from_type) {
+        memcpy(to, from, nelem * fo_dtype_nbytes(from_type));
+        return;
+    }
+    for (size_t i = 0; i < nelem; i++) {
+        FoBf16 narrow;
+        float wide;
+        if (from_type == FO_BF16) {
+            memcpy(&narrow, from + i * sizeof narrow, sizeof narrow);
+            wide = fo_bf16_to_float(narrow);
+            memcpy(to + i * sizeof wide, &wide, sizeof wide);
+        } else {
+            memcpy(&wide, from + i * sizeof wide, sizeof wide);
+            narrow = fo_bf16_from_float(wide);
+            memcpy(to + i * sizeof narrow, &narrow, sizeof narrow);
+        }
     }
 }
 
-/* read_arena -- this rank's part of the whole tensors that begin at byte `at`, elements of `type` -> fp32.
- *
- * s NULL: local is host memory. Otherwise it is the device's, and the values have arrived when this returns.
- */
-static int read_arena(In* in, uint64_t at, FoDtype type, const Tensors* ts, float* local, FoStream* s,
+// ---- reading arrays ---------------------------------------------------------------------------------------
+// an array of all parameters in a file, from byte `at` on
+typedef struct {
+    In* in;
+    uint64_t at;
+    FoDtype type;
+} Source;
+
+// an arena that is filled from it; data NULL: none
+typedef struct {
+    const Tensors* ts;
+    void* data;
+    FoDtype type;
+} Target;
+
+static int read_block(const Source* from, const Tensors* ts, const Block* b, char* block,
                       char err[TRAIN_ERR]) {
-    const size_t nbytes = fo_dtype_nbytes(type), most = block_most(ts, nbytes);
-    char* block = (char*)allocate(most * nbytes);
-    float* values = (float*)allocate(most * sizeof(float));
-    int rc = 0;
-    for (Block b = {0}; rc == 0 && block_next(&b, ts, nbytes);) {
-        const Piece p = piece_of(ts, &b, ts->r);
-        if (p.nelem == 0) { continue; } // another rank's
-        rc = in_read(in, at + b.before * nbytes, block, block_nelem(ts, &b) * nbytes, err);
-        if (rc != 0) { break; }
-        piece_copy(block, (char*)values, ts, &b, &p, nbytes, 1);
-        // widened from the end, where nothing is overwritten that is still to be read
-        for (size_t j = p.nelem; type == FO_BF16 && j-- > 0;) {
-            FoBf16 x;
-            memcpy(&x, (char*)values + j * sizeof x, sizeof x);
-            values[j] = fo_bf16_to_float(x);
+    const size_t nbytes = fo_dtype_nbytes(from->type);
+    return in_read(from->in, from->at + b->before * nbytes, block, block_nelem(ts, b) * nbytes, err);
+}
+
+// a block's boxes into a target's arena, through `values` [block_nelem] floats
+static void fill_target(const Target* to, const Block* b, const char* block, FoDtype type, char* values,
+                        const TensorBox* boxes, int nboxes, FoStream* s) {
+    const size_t nbytes = fo_dtype_nbytes(to->type);
+    for (int i = 0; i < nboxes; i++) {
+        const TensorBox* box = &boxes[i];
+        const size_t nelem = box->nrows * box->ncols;
+        char* dst = (char*)to->data + box->offset * nbytes;
+        for (size_t k = 0; k < box->nrows; k++) {
+            convert(values + k * box->ncols * nbytes, to->type,
+                    block + box_row_at(to->ts, b, box, k) * fo_dtype_nbytes(type), type, box->ncols);
         }
         if (s) {
-            fo_upload(local + p.offset, values, p.nelem * sizeof(float), s);
-            fo_stream_sync(s); // values has been read | the next block
+            fo_upload(dst, values, nelem * nbytes, s);
         } else {
-            memcpy(local + p.offset, values, p.nelem * sizeof(float));
+            memcpy(dst, values, nelem * nbytes);
+        }
+        values += nelem * nbytes;
+    }
+    if (s) { fo_stream_sync(s); } // values has been read | the next block
+}
+
+/* read_arrays -- this rank's parts of an array of whole tensors into up to two arenas, gaps 0.
+ *
+ * s NULL: they are host memory. Otherwise device memory, and the values have arrived when this returns.
+ */
+static int read_arrays(const Source* from, const Target to[2], FoStream* s, char err[TRAIN_ERR]) {
+    const Tensors* ts = to[0].data ? to[0].ts : to[1].ts;
+    const size_t nbytes = fo_dtype_nbytes(from->type), most = block_most(ts, nbytes);
+    char* block = (char*)allocate(most * nbytes);
+    char* values = (char*)allocate(most * sizeof(float));
+    int rc = 0;
+    for (int k = 0; k < 2; k++) {
+        const size_t all = to[k].data ? to[k].ts->nelem * fo_dtype_nbytes(to[k].type) : 0;
+        if (all > 0 && s) { fo_zero(to[k].data, all, s); }
+        if (all > 0 && !s) { memset(to[k].data, 0, all); }
+    }
+    for (Block b = {0}; rc == 0 && block_next(&b, ts, nbytes);) {
+        int there = 0; // in block
+        for (int k = 0; k < 2 && rc == 0; k++) {
+            TensorBox boxes[TENSOR_MAX_BOXES];
+            const TensorCuts cuts = to[k].data ? to[k].ts->cuts : ts->cuts;
+            const int n = to[k].data ? block_boxes(to[k].ts, &b, cuts.t, cuts.shard, boxes) : 0;
+            if (n > 0 && !there) { rc = read_block(from, ts, &b, block, err); }
+            there |= n > 0;
+            if (rc == 0) { fill_target(&to[k], &b, block, from->type, values, boxes, n, s); }
         }
     }
     free(values);
@@ -291,21 +339,16 @@ static int read_arena(In* in, uint64_t at, FoDtype type, const Tensors* ts, floa
     return rc;
 }
 
-int checkpoint_read_model(const char* path, const Tensors* ts, float* local, FoStream* s,
-                          char err[TRAIN_ERR]) {
+int checkpoint_read_model(const char* path, const Tensors* ts, floatX* params, const Tensors* os,
+                          float* master, FoStream* s, char err[TRAIN_ERR]) {
+    const Target to[2] = {{ts, params, FO_FLOATX}, {os, master, FO_FP32}};
+    const GPTConfig* want = params ? &ts->config : &os->config;
     In in;
     GPTConfig c;
     int version;
-    if (model_open(&in, path, &c, &version, err) != 0) { return -1; }
-    if (s) {
-        fo_zero(local, ts->nelem * sizeof(float), s);
-    } else {
-        memset(local, 0, ts->nelem * sizeof(float));
-    }
-    if (config_same(&in, &c, &ts->config, err) != 0) { return -1; }
-    if (read_arena(&in, HEADER_NBYTES, version == 3 ? FO_FP32 : FO_BF16, ts, local, s, err) != 0) {
-        return -1;
-    }
+    if (model_open(&in, path, &c, &version, err) != 0 || config_same(&in, &c, want, err) != 0) { return -1; }
+    const Source from = {&in, HEADER_NBYTES, version == 3 ? FO_FP32 : FO_BF16};
+    if (read_arrays(&from, to, s, err) != 0) { return -1; }
     fclose(in.f);
     return 0;
 }
@@ -383,59 +426,67 @@ static int out_agree(const Out* out, FoGroup* g, FoStream* s, char err[TRAIN_ERR
     return first.failed ? train_error(err, "%s", first.err) : 0;
 }
 
+// `rows`: the boxes of ranks 0 ... nsources - 1 -> a block of whole rows, into the file
+static void write_block(Out* out, const Tensors* ts, const Block* b, int nsources, char* block,
+                        const char* rows, size_t nbytes) {
+    TensorBox boxes[TENSOR_MAX_BOXES];
+    for (int w = 0; w < nsources; w++) {
+        const int n = block_boxes(ts, b, w % ts->cuts.tp, w / ts->cuts.tp, boxes);
+        for (int i = 0; i < n; i++) {
+            const size_t row_nbytes = boxes[i].ncols * nbytes;
+            for (size_t k = 0; k < boxes[i].nrows; k++, rows += row_nbytes) {
+                memcpy(block + box_row_at(ts, b, &boxes[i], k) * nbytes, rows, row_nbytes);
+            }
+        }
+    }
+    out_write(out, block, block_nelem(ts, b) * nbytes);
+}
+
 /* write_arena -- all ranks' arenas, device memory, elements of nbytes -> whole tensors, written by rank 0.
  *
- * Ranks go through the blocks together; each sends what it holds of a block to rank 0. If writing fails they
- * go on to the end all the same: that is the one place where all of them can learn it (out_agree).
+ * World rank w is tp rank w % tp of replica w / tp. Ranks go through the blocks together; of each the first
+ * ones send what they hold to rank 0: of a tensor that replicas share all of them, else the first replica, and
+ * of one that tp does not cut, rank 0 has it. If writing fails they go on to the end all the same: that is the
+ * one place where all of them can learn it (out_agree).
  */
 static void write_arena(Out* out, const Tensors* ts, const void* arena, size_t nbytes, FoGroup* g,
                         FoStream* s) {
-    const int P = ts->P, r = ts->r;
-    const size_t most = r == 0 ? block_most(ts, nbytes) : 0;
+    const int r = fo_group_rank(g), tp = ts->cuts.tp;
+    const size_t most = block_most(ts, nbytes);
     FoDevice* d = fo_stream_device(s);
-    char* block = (char*)allocate(most * nbytes);
-    char* rows = (char*)allocate(most * nbytes);
-    char* received = r == 0 ? (char*)fo_malloc(d, most * nbytes) : NULL;
+    char* block = (char*)allocate(r == 0 ? most * nbytes : 0);
+    char* rows = (char*)allocate(r == 0 ? most * nbytes : 0);
+    char* packed =
+        (char*)fo_malloc(d, most * nbytes); // a rank's boxes one after the other; rank 0: all ranks'
+    TensorBox boxes[TENSOR_MAX_BOXES];
     for (Block b = {0}; block_next(&b, ts, nbytes);) {
-        const int nranks = ts->t[b.tensor].cut == CUT_NONE ? 1 : P; // replicated: rank 0's will do
-        const Piece own = piece_of(ts, &b, r);
-        const char* mine = (const char*)arena + own.offset * nbytes;
-        if (r != 0) {
-            if (nranks > 1 && own.nelem > 0) {
-                fo_comm_begin(g, s);
-                fo_send(g, mine, own.nelem * nbytes, 0);
-                fo_comm_end(g);
-                fo_stream_sync(s); // so that no more than one is queued
-            }
-            continue;
+        const Tensor* x = &ts->t[b.tensor];
+        const int nsources = x->cut == CUT_NONE ? 1 : x->sharded ? tp * ts->cuts.nshards : tp;
+        if (r >= nsources) { continue; }
+        size_t own = 0;
+        const int n = block_boxes(ts, &b, r % tp, r / tp, boxes);
+        for (int i = 0; i < n; i++) {
+            const size_t box_nbytes = boxes[i].nrows * boxes[i].ncols * nbytes;
+            fo_copy(packed + own, (const char*)arena + boxes[i].offset * nbytes, box_nbytes, s);
+            own += box_nbytes;
         }
-        Piece pieces[FO_MAX_RANKS];
-        size_t at = 0; // of the piece in rows and received
-        for (int k = 0; k < nranks; k++) {
-            pieces[k] = piece_of(ts, &b, k);
-        }
-        fo_download(rows, mine, own.nelem * nbytes, s);
-        if (nranks > 1) {
+        if (nsources > 1) {
             fo_comm_begin(g, s);
-            at = own.nelem * nbytes;
-            for (int k = 1; k < nranks; k++) {
-                if (pieces[k].nelem > 0) { fo_recv(g, received + at, pieces[k].nelem * nbytes, k); }
-                at += pieces[k].nelem * nbytes;
+            if (r > 0) { fo_send(g, packed, own, 0); }
+            for (int k = 1; r == 0 && k < nsources; k++) {
+                const size_t nelem = boxes_nelem(boxes, block_boxes(ts, &b, k % tp, k / tp, boxes));
+                fo_recv(g, packed + own, nelem * nbytes, k);
+                own += nelem * nbytes;
             }
             fo_comm_end(g);
-            fo_download(rows + own.nelem * nbytes, received + own.nelem * nbytes, at - own.nelem * nbytes, s);
         }
-        fo_stream_sync(s);
-        at = 0;
-        for (int k = 0; k < nranks; k++) {
-            piece_copy(block, rows + at, ts, &b, &pieces[k], nbytes, 0);
-            at += pieces[k].nelem * nbytes;
-        }
-        out_write(out, block, block_nelem(ts, &b) * nbytes);
+        if (r == 0) { fo_download(rows, packed, own, s); }
+        fo_stream_sync(s); // rows are here, no more than one exchange is queued | the next block
+        if (r == 0) { write_block(out, ts, &b, nsources, block, rows, nbytes); }
     }
     free(block);
     free(rows);
-    if (received) { fo_free(d, received); }
+    fo_free(d, packed);
 }
 
 int checkpoint_write_model(const char* path, const Tensors* ts, const floatX* params, FoGroup* g,
@@ -443,7 +494,7 @@ int checkpoint_write_model(const char* path, const Tensors* ts, const floatX* pa
     Out out = {0};
     int32_t header[HEADER_WORDS] = {MODEL_MAGIC, FO_FLOATX == FO_BF16 ? 5 : 3};
     config_put(header + 2, &ts->config);
-    if (ts->r == 0) { out_open(&out, path); }
+    if (fo_group_rank(g) == 0) { out_open(&out, path); }
     out_write(&out, header, sizeof header);
     write_arena(&out, ts, params, sizeof(floatX), g, comm);
     out_close(&out);
@@ -464,21 +515,21 @@ static uint64_t get_u64(const int32_t* w) {
     return x;
 }
 
-int checkpoint_write_state(const char* path, const Tensors* ts, const CheckpointState* st, const float* m,
+int checkpoint_write_state(const char* path, const Tensors* os, const CheckpointState* st, const float* m,
                            const float* v, const float* master, FoGroup* g, FoStream* comm,
                            char err[TRAIN_ERR]) {
     Out out = {0};
     int32_t header[HEADER_WORDS] = {STATE_MAGIC, STATE_VERSION, st->step};
-    config_put(header + W_CONFIG, &ts->config);
+    config_put(header + W_CONFIG, &os->config);
     put_u64(header + W_LOADER, st->loader_nbytes);
     put_u64(header + W_TRAINER, st->trainer_nbytes);
-    if (ts->r == 0) { out_open(&out, path); }
+    if (fo_group_rank(g) == 0) { out_open(&out, path); }
     out_write(&out, header, sizeof header);
     out_write(&out, st->loader, st->loader_nbytes);
     out_write(&out, st->trainer, st->trainer_nbytes);
-    write_arena(&out, ts, m, sizeof(float), g, comm);
-    write_arena(&out, ts, v, sizeof(float), g, comm);
-    write_arena(&out, ts, master, sizeof(float), g, comm);
+    write_arena(&out, os, m, sizeof(float), g, comm);
+    write_arena(&out, os, v, sizeof(float), g, comm);
+    write_arena(&out, os, master, sizeof(float), g, comm);
     out_close(&out);
     return out_agree(&out, g, comm, err);
 }
@@ -504,13 +555,15 @@ static int state_open(In* in, const char* path, GPTConfig* c, CheckpointState* s
     return in_check_nbytes(in, HEADER_NBYTES + loader + trainer + 3 * sizeof(float) * nparams, why, err);
 }
 
-int checkpoint_read_state(const char* path, const Tensors* ts, CheckpointState* st, float* m, float* v,
-                          float* master, FoStream* s, char err[TRAIN_ERR]) {
+int checkpoint_read_state(const char* path, CheckpointState* st, const Tensors* ts, floatX* params,
+                          const Tensors* os, float* m, float* v, float* master, FoStream* s,
+                          char err[TRAIN_ERR]) {
     In in;
     GPTConfig c;
-    float* const arenas[3] = {m, v, master};
+    const Target to[3][2] = {
+        {{os, m, FO_FP32}}, {{os, v, FO_FP32}}, {{os, master, FO_FP32}, {ts, params, FO_FLOATX}}};
     memset(st, 0, sizeof *st);
-    if (state_open(&in, path, &c, st, err) != 0 || config_same(&in, &c, &ts->config, err) != 0) { return -1; }
+    if (state_open(&in, path, &c, st, err) != 0 || config_same(&in, &c, &os->config, err) != 0) { return -1; }
     st->loader = allocate(st->loader_nbytes);
     st->trainer = allocate(st->trainer_nbytes);
     uint64_t at = HEADER_NBYTES;
@@ -519,11 +572,10 @@ int checkpoint_read_state(const char* path, const Tensors* ts, CheckpointState* 
     if (in_read(&in, at, st->trainer, st->trainer_nbytes, err) != 0) { return -1; }
     at += st->trainer_nbytes;
     for (int i = 0; i < 3; i++) {
-        fo_zero(arenas[i], ts->nelem * sizeof(float), s);
-        if (read_arena(&in, at, FO_FP32, ts, arenas[i], s, err) != 0) { return -1; }
-        at += (uint64_t)ts->ntotal * sizeof(float);
+        const Source from = {&in, at, FO_FP32};
+        if (read_arrays(&from, to[i], s, err) != 0) { return -1; }
+        at += (uint64_t)os->ntotal * sizeof(float);
     }
-    fo_stream_sync(s);
     fclose(in.f);
     return 0;
 }

@@ -4,8 +4,8 @@
  *   OUT/state_%08d.bin  what a resume needs beside it: m, v, fp32 masters, place in the data, scalars
  *   OUT/DONE_%08d       empty; written last: both are complete
  *
- * Formats: doc/formats.md. Files hold whole tensors: the same bytes whatever tp wrote them, and any tp reads
- * them. A file is written under another name and renamed when every byte is on disk, so an older one survives
+ * Formats: doc/formats.md. Files hold whole tensors: the same bytes whatever mesh wrote them, and any reads
+ * them. ts, os: a rank's tables (tensors.h) of its whole parts, and of what it holds of the optimizer's arrays. A file is written under another name and renamed when every byte is on disk, so an older one survives
  * a full disk. Errors are the user's: -1 with one line in err. Tests: dev/test/test_train.c.
  */
 #ifndef CHECKPOINT_H
@@ -34,20 +34,23 @@ static inline int config_padded(int V) {
  */
 int checkpoint_read_header(const char* path, GPTConfig* c, int* version, char err[TRAIN_ERR]);
 
-/* checkpoint_read_model -- this rank's part of a model file, version 3 or 5, as fp32.
+/* checkpoint_read_model -- this rank's parts of a model file, version 3 or 5.
  *
- * local    [ts->nelem], device memory, which s has passed on return; or host memory, where s is NULL. Gaps
- *          between tensors become 0
+ * params   rounded, [ts->nelem]; NULL: none. master: fp32, [os->nelem]; NULL: none. Device memory, which s has
+ *          passed on return; or host memory, where s is NULL. Gaps between tensors become 0. In an FP32 build
+ *          the two may be the same memory if ts and os are of the same cuts
  * Ranks    read on their own, block by block: no rank holds a whole tensor. The file's sizes must be those
- *          of ts.
+ *          of ts and os.
  */
-int checkpoint_read_model(const char* path, const Tensors* ts, float* local, FoStream* s,
-                          char err[TRAIN_ERR]);
+int checkpoint_read_model(const char* path, const Tensors* ts, floatX* params, const Tensors* os,
+                          float* master, FoStream* s, char err[TRAIN_ERR]);
 
 /* checkpoint_write_model -- all ranks' parts become one model file, of version 5 (FP32 builds: 3).
  *
  * params   this rank's arena, [ts->nelem], device memory, complete: nothing that writes it is queued any more
- * Order    queued on comm and waited for. Rank 0 writes, and holds a few MB at a time.
+ * g        all ranks: rank w is tp rank w % tp of replica w / tp. Any number of replicas that ts' shards, if
+ *          there are some, do not exceed
+ * Order    queued on comm and waited for. Rank 0 writes; ranks hold a few MB at a time.
  * Ranks    collective; all return the same, with rank 0's err.
  * Errors   the file cannot be created or written (disk full): the unfinished file is removed, an old one is
  *          as it was.
@@ -66,20 +69,21 @@ typedef struct {
     size_t loader_nbytes, trainer_nbytes;
 } CheckpointState;
 
-// collective, as checkpoint_write_model; m, v and master are [ts->nelem], device memory. What st holds is
+// collective, as checkpoint_write_model; m, v and master are [os->nelem], device memory. What st holds is
 // rank 0's.
-int checkpoint_write_state(const char* path, const Tensors* ts, const CheckpointState* st, const float* m,
+int checkpoint_write_state(const char* path, const Tensors* os, const CheckpointState* st, const float* m,
                            const float* v, const float* master, FoGroup* g, FoStream* comm,
                            char err[TRAIN_ERR]);
 
-/* checkpoint_read_state -- st, and this rank's parts of m, v and master into device memory; s has passed them
- * on return.
+/* checkpoint_read_state -- st, and this rank's parts: m, v and master [os->nelem], and the masters rounded,
+ * params [ts->nelem], as in checkpoint_read_model. Device memory; s has passed it on return.
  *
- * Ranks read on their own. The file's sizes must be those of ts. Afterwards checkpoint_state_free(st), also
+ * Ranks read on their own. The file's sizes must be those of os. Afterwards checkpoint_state_free(st), also
  * on error.
  */
-int checkpoint_read_state(const char* path, const Tensors* ts, CheckpointState* st, float* m, float* v,
-                          float* master, FoStream* s, char err[TRAIN_ERR]);
+int checkpoint_read_state(const char* path, CheckpointState* st, const Tensors* ts, floatX* params,
+                          const Tensors* os, float* m, float* v, float* master, FoStream* s,
+                          char err[TRAIN_ERR]);
 void checkpoint_state_free(CheckpointState* st); // of one that was read
 
 // ---- output folder ----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-/* weights.h -- initial weights of a GPT, as llm.c draws them, and parameters from fp32 masters.
+/* weights.h -- initial weights of a GPT, as llm.c draws them.
  *
- * Both go a few MB at a time through the host: beside a rank's arrays there is no room for another copy of
+ * They go a few MB at a time through the host: beside a rank's arrays there is no room for another copy of
  * its part. Read next: tensors.h, which says what a rank's part is.
  */
 #ifndef WEIGHTS_H
@@ -11,20 +11,19 @@
 extern "C" {
 #endif
 
-/* weights_random -- this rank's part of new weights.
+/* weights_random -- this rank's parts of new weights.
  *
- * master   [ts->nelem], device memory, zeros: what is not drawn (biases, padding rows of wte) stays as it is
+ * params   rounded, [ts->nelem]; NULL: none. master: fp32, [os->nelem]; NULL: none. Device memory, zeros: what
+ *          is not drawn (biases, padding rows of wte) stays as it is. In an FP32 build the two may be the same
+ *          memory if ts and os are of the same cuts
  * s        has passed all of it on return
  *
  * Normal values of deviation 0.02, of 0.02 / sqrt(2L) in the two projections back to the residual stream;
  * layer norms begin as 1. Every rank draws the whole model's numbers, in llm.c's order: they do not depend on
- * P.
+ * the mesh.
  */
-void weights_random(const Tensors* ts, int seed, float* master, FoStream* s);
-
-// params [nelem] become masters, rounded; device memory, which s has passed on return. Nothing in an FP32
-// build, where the two are the same array.
-void weights_round(floatX* params, const float* master, size_t nelem, FoStream* s);
+void weights_random(const Tensors* ts, floatX* params, const Tensors* os, float* master, int seed,
+                    FoStream* s);
 
 #ifdef __cplusplus
 }

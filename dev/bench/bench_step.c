@@ -55,8 +55,7 @@ static void body(FoGroup* world, void* arg) {
     gpt_open(&g, x->config, &x->opt, world, device);
     int* ids = (int*)malloc((size_t)(B * T) * sizeof(int));
     fo_require(ids != NULL, "out of memory");
-    weights_random(&g.ts, 42, g.master, g.compute);
-    weights_round(g.params, g.master, g.ts.nelem, g.compute);
+    weights_random(&g.ts, g.params, &g.ts, g.master, 42, g.compute);
     uint64_t rng = 1337;
     for (int i = 0; i < B * T; i++) {
         ids[i] = (int)(random_u32(&rng) % (uint32_t)x->config.V);

@@ -46,7 +46,7 @@ static void test_models(void) {
         CHECK(model_parse(good[i].text, &c, err) == 0);
         CHECK(c.L == good[i].L && c.C == good[i].C && c.NH == good[i].NH && c.V == good[i].V);
         CHECK(c.maxT == good[i].maxT && c.Vp % 128 == 0 && c.Vp >= c.V && c.Vp < c.V + 128);
-        tensors_init(&ts, c, 1, 0);
+        tensors_init(&ts, c, (TensorCuts){1, 0, 1, 1, 0});
         CHECK(good[i].ntotal == 0 || ts.ntotal == good[i].ntotal);
     }
     const char* const bad[][2] = {

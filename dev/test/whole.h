@@ -5,32 +5,45 @@
 #define WHOLE_H
 #include "train/tensors.h"
 
-// elements of one layer of a tensor on any rank r of ts->P
-static inline size_t tensor_local_of(const Tensors* ts, int tensor, int r) {
-    TensorPart p = tensor_part(ts, tensor, r);
-    return p.nruns * p.nrows * p.ncols;
+// tp ranks and nothing else: rank t of them
+static inline TensorCuts cuts_tp(int tp, int t) {
+    TensorCuts cuts = {tp, t, 1, 1, 0};
+    return cuts;
 }
 
-// element of the whole tensor [rows, cols] that comes k-th in rank r's part
-static inline size_t whole_index(const Tensors* ts, int tensor, int r, size_t k) {
-    TensorPart p = tensor_part(ts, tensor, r);
-    size_t row = k / p.ncols, run = row / p.nrows;
-    return (run * p.stride + p.row0 + row % p.nrows) * ts->t[tensor].cols + p.col0 + k % p.ncols;
-}
-
-// one layer's whole tensor `full` -> rank r's part `local`; nbytes of an element; host memory
-static inline void tensor_extract(void* local, const void* full, const Tensors* ts, int tensor, int r,
-                                  size_t nbytes) {
-    for (size_t k = 0, n = tensor_local_of(ts, tensor, r); k < n; k++) {
-        memcpy((char*)local + k * nbytes, (const char*)full + whole_index(ts, tensor, r, k) * nbytes, nbytes);
+// elements of one layer of a tensor on rank t of the tp group and replica `shard`
+static inline size_t tensor_local_of(const Tensors* ts, int tensor, int t, int shard) {
+    TensorBox boxes[TENSOR_MAX_BOXES];
+    size_t nelem = 0;
+    for (int i = 0, n = tensor_boxes(ts, tensor, t, shard, boxes); i < n; i++) {
+        nelem += boxes[i].nrows * boxes[i].ncols;
     }
+    return nelem;
+}
+
+// one layer's whole tensor `full` <-> a rank's part `local`; nbytes of an element; host memory
+static inline void tensor_move(char* local, char* full, int out, const Tensors* ts, int tensor, int t,
+                               int shard, size_t nbytes) {
+    TensorBox boxes[TENSOR_MAX_BOXES];
+    size_t at = 0; // boxes follow each other
+    for (int i = 0, n = tensor_boxes(ts, tensor, t, shard, boxes); i < n; i++) {
+        for (size_t k = 0; k < boxes[i].nrows * boxes[i].ncols; k++, at++) {
+            size_t row = boxes[i].row0 + k / boxes[i].ncols, col = boxes[i].col0 + k % boxes[i].ncols;
+            char* there = full + (row * ts->t[tensor].cols + col) * nbytes;
+            memcpy(out ? local + at * nbytes : there, out ? there : local + at * nbytes, nbytes);
+        }
+    }
+}
+
+// whole -> part
+static inline void tensor_extract(void* local, const void* full, const Tensors* ts, int tensor, int t,
+                                  int shard, size_t nbytes) {
+    tensor_move((char*)local, (char*)(size_t)full, 1, ts, tensor, t, shard, nbytes);
 }
 
 // and back: the rest of `full` stays as it is
-static inline void tensor_place(void* full, const void* local, const Tensors* ts, int tensor, int r,
-                                size_t nbytes) {
-    for (size_t k = 0, n = tensor_local_of(ts, tensor, r); k < n; k++) {
-        memcpy((char*)full + whole_index(ts, tensor, r, k) * nbytes, (const char*)local + k * nbytes, nbytes);
-    }
+static inline void tensor_place(void* full, const void* local, const Tensors* ts, int tensor, int t,
+                                int shard, size_t nbytes) {
+    tensor_move((char*)(size_t)local, (char*)full, 0, ts, tensor, t, shard, nbytes);
 }
 #endif
