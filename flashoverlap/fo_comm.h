@@ -47,8 +47,8 @@ void fo_group_barrier(FoGroup* g);
 FoGroup* fo_group_split(FoGroup* g, int color);
 /* fo_group_free -- ends a group that fo_group_split made. Collective over it, with nothing of it queued.
  *
- * Groups split from it live on. All are freed before the rank's body returns, else that dies. The world itself
- * is not: fo_ranks_run ends it.
+ * Groups split from it live on. All are freed before the rank's body returns, else that dies. The world
+ * itself is not: fo_ranks_run ends it.
  */
 void fo_group_free(FoGroup* g);
 

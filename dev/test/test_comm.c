@@ -1,5 +1,5 @@
 // test_comm.c -- fo_comm.h among ranks that are threads, and how it ends a program that breaks its rules.
-#include "dev/test/comm_cases.h"
+#include "dev/test/split_cases.h"
 #include <stdatomic.h>
 
 typedef struct {
@@ -13,6 +13,11 @@ static void run_cases(FoGroup* g, void* arg) {
     atomic_fetch_add(&c->nran, 1);
     CHECK(strcmp(fo_group_transport(g), "local") == 0);
     all_cases(g, c->nexchanges, c->large_nbytes);
+}
+
+static void run_split_cases(FoGroup* g, void* arg) {
+    (void)arg;
+    split_cases(g);
 }
 
 // ---- the barrier ------------------------------------------------------------------------------------------
@@ -49,7 +54,11 @@ typedef enum {
     SIZES_DIFFER,
     TOO_MANY,
     ONE_RANK_DIES,
-    LINK_BACKWARDS
+    LINK_BACKWARDS,
+    COLOR_NEGATIVE,
+    WORLD_FREED,
+    PART_NOT_FREED,
+    PART_FREED_TOO_SOON
 } Rule;
 
 static void break_rule(FoGroup* g, void* arg) {
@@ -59,6 +68,17 @@ static void break_rule(FoGroup* g, void* arg) {
     FoStream* s = fo_stream_create(d, "comm");
     char* p = fo_malloc(d, 4096);
     if (rule == LINK_BACKWARDS) { fo_group_link(g, -1.0, 0.0); }
+    if (rule == COLOR_NEGATIVE) { fo_group_split(g, -1); }
+    if (rule == WORLD_FREED) { fo_group_free(g); }
+    if (rule == PART_NOT_FREED) {
+        fo_group_split(g, 0);
+        return;
+    }
+    if (rule == PART_FREED_TOO_SOON) {
+        FoGroup* part = fo_group_split(g, r);
+        fo_comm_begin(part, s);
+        fo_group_free(part);
+    }
     if (rule == OUTSIDE) { fo_send(g, p, 8, (r + 1) % P); }
     if (rule == ONE_RANK_DIES) {
         fo_require(r != 1, "rank 1 has had enough");
@@ -98,10 +118,16 @@ int main(void) {
     CHECK_DIES(breaks(TOO_MANY), "more than 16 receives");
     CHECK_DIES(breaks(ONE_RANK_DIES), "[rank 1]");
     CHECK_DIES(breaks(LINK_BACKWARDS), "a link of -1 GB/s");
+    CHECK_DIES(breaks(COLOR_NEGATIVE), "a group of color -1, must be 0 or more");
+    CHECK_DIES(breaks(WORLD_FREED), "not by fo_group_free");
+    CHECK_DIES(breaks(PART_NOT_FREED), "ended with 1 group that fo_group_free should have closed");
+    CHECK_DIES(breaks(PART_FREED_TOO_SOON), "ended between fo_comm_begin and fo_comm_end");
     CHECK(fo_ranks_launched() == 1);
-    const int ranks[] = {1, 2, 3, 4, 8};
+    const int ranks[] = {1, 2, 3, 4, 6, 8};
     for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
         int P = ranks[i], written[FO_MAX_RANKS] = {0};
+        fo_ranks_run(P, run_split_cases, NULL);
+        if (P == 6) { continue; } // groups of 1, 2 and 3 ranks; the others have all cases
         Cases c = {.nexchanges = P < 8 ? 1000 : 300, .large_nbytes = P == 2 ? 64u << 20 : 8u << 20};
         atomic_init(&c.nran, 0);
         fo_ranks_run(P, run_cases, &c);

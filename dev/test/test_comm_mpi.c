@@ -1,6 +1,6 @@
 // test_comm_mpi.c -- fo_comm.h among ranks that are processes: run by mpirun with 1, 2, 3 and 4 of them. With
 // one, ranks are threads, and what remains to be tested is how long they wait for each other.
-#include "dev/test/comm_cases.h"
+#include "dev/test/split_cases.h"
 #include "flashoverlap/cpu/comm.h" // patience_s
 #include <signal.h>
 
@@ -9,30 +9,37 @@ static void run_cases(FoGroup* g, void* arg) {
     CHECK(fo_group_size(g) == *launched);
     CHECK(strcmp(fo_group_transport(g), *launched > 1 ? "mpi" : "local") == 0);
     all_cases(g, 1000, 64u << 20);
+    split_cases(g);
 }
 
 // ---- patience ---------------------------------------------------------------------------------------------
 typedef enum { RECEIVES, SENDS, AT_BARRIER } Wait;
+typedef struct {
+    Wait wait;
+    int split; // ranks 1 and 2 are a group
+} Waits;
 
 static void run_wait(FoGroup* g, void* arg) {
-    Wait wait = *(Wait*)arg;
-    int r = fo_group_rank(g), P = fo_group_size(g);
-    g->patience_s = 0.5;
-    if (wait == AT_BARRIER && r == 0) { return; }
-    if (wait == AT_BARRIER) { fo_group_barrier(g); }
+    Waits* w = arg;
+    int r = fo_group_rank(g), P = fo_group_size(g), last;
     FoDevice* d = fo_device_open(r, P);
     FoStream* s = fo_stream_create(d, "comm");
     char* p = fo_malloc(d, 4096);
+    g->patience_s = 0.5;
+    if (w->split) { g = fo_group_split(g, r > 0); }
+    r = fo_group_rank(g), last = fo_group_size(g) - 1;
+    if (w->wait == AT_BARRIER && r > 0) { fo_group_barrier(g); }
     fo_comm_begin(g, s);
-    if (wait == RECEIVES && r == 0) { fo_recv(g, p, 4096, 2); }
-    if (wait == SENDS && r == 0) { fo_send(g, p, 4096, 1); }
+    if (w->wait == RECEIVES && r == 0 && last > 0) { fo_recv(g, p, 4096, last); }
+    if (w->wait == SENDS && r == 0 && last > 0) { fo_send(g, p, 4096, 1); }
     fo_comm_end(g);
     fo_stream_sync(s);
     usleep(5000000);
 }
 
-static void waits(Wait wait) {
-    fo_ranks_run(3, run_wait, &wait);
+static void waits(Wait wait, int split) {
+    Waits w = {wait, split};
+    fo_ranks_run(3, run_wait, &w);
 }
 
 // a peer that comes late, but within patience, is waited for; the time of an emulated link doesn't count
@@ -108,10 +115,15 @@ static void test_stopped(void) {
 int main(void) {
     int launched = fo_ranks_launched();
     if (launched == 1) {
-        CHECK_DIES(waits(RECEIVES), "[rank 0]");
-        CHECK_DIES(waits(RECEIVES), "waited 0.5 s for 4096 bytes from rank 2");
-        CHECK_DIES(waits(SENDS), "waited 0.5 s for rank 1 to receive 4096 bytes");
-        CHECK_DIES(waits(AT_BARRIER), "waited 0.5 s at a barrier for rank 0");
+        CHECK_DIES(waits(RECEIVES, 0), "[rank 0]");
+        CHECK_DIES(waits(RECEIVES, 0), "waited 0.5 s for 4096 bytes from rank 2");
+        CHECK_DIES(waits(SENDS, 0), "waited 0.5 s for rank 1 to receive 4096 bytes");
+        CHECK_DIES(waits(AT_BARRIER, 0), "waited 0.5 s at a barrier for rank 0");
+        // messages name ranks of the world, which in the group of ranks 1 and 2 are 0 and 1
+        CHECK_DIES(waits(RECEIVES, 1), "[rank 1]");
+        CHECK_DIES(waits(RECEIVES, 1), "waited 0.5 s for 4096 bytes from rank 2");
+        CHECK_DIES(waits(SENDS, 1), "waited 0.5 s for rank 2 to receive 4096 bytes");
+        CHECK_DIES(waits(AT_BARRIER, 1), "waited 0.5 s at a barrier for rank 1");
         test_stopped();
         fo_ranks_run(3, run_late, NULL);
     }

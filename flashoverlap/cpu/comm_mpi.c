@@ -7,10 +7,10 @@
  * link, and the first, which a schedule needs first, would arrive about as late as the last (measured:
  * slicing's gain fell from 35 to 12 %).
  *
- * Exchanges of different groups, each on its stream's thread, and the host's barriers run at the same time. One
- * thread at a time calls MPI (MPI_THREAD_SERIALIZED): under a lock that all groups of the process share. Whoever
- * holds it neither sleeps nor waits for a peer that has yet to come. Nobody spins for long: cores are there to
- * compute.
+ * Exchanges of different groups, each on its stream's thread, and the host's barriers run at the same time.
+ * One thread at a time calls MPI (MPI_THREAD_SERIALIZED): under a lock that all groups of the process share.
+ * Whoever holds it neither sleeps nor waits for a peer that has yet to come. Nobody spins for long: cores are
+ * there to compute.
  */
 #include "flashoverlap/cpu/comm.h"
 #include <mpi.h>
