@@ -101,11 +101,23 @@ void fo_matmul_forward(void* out,            // [n, OC] of out_type (floatX or f
                        const floatX* bias,   // [OC], or NULL
                        size_t n, int K, int OC, FoDtype out_type, FoStream* s);
 
+// out += inp @ weight^T
+void fo_matmul_forward_add(float* out,           // [n, OC]
+                           const floatX* inp,    // [n, K]
+                           const floatX* weight, // [OC, K]
+                           size_t n, int K, int OC, FoStream* s);
+
 // dinp = dout @ weight
 void fo_matmul_dgrad(void* dinp,           // [n, K] of out_type
                      const floatX* dout,   // [n, OC]
                      const floatX* weight, // [OC, K]
                      size_t n, int K, int OC, FoDtype out_type, FoStream* s);
+
+// dinp += dout @ weight
+void fo_matmul_dgrad_add(float* dinp,          // [n, K]
+                         const floatX* dout,   // [n, OC]
+                         const floatX* weight, // [OC, K]
+                         size_t n, int K, int OC, FoStream* s);
 
 // dweight += dout^T @ inp; dbias += column sums of dout
 void fo_matmul_wgrad(float* dweight,     // [OC, K]
@@ -113,6 +125,13 @@ void fo_matmul_wgrad(float* dweight,     // [OC, K]
                      const floatX* dout, // [n, OC]
                      const floatX* inp,  // [n, K]
                      size_t n, int K, int OC, FoStream* s);
+
+// rows [row0, row0 + nrows) of dweight += dout[:, row0 ... row0+nrows)^T @ inp: a weight gradient cut by its
+// owners. dweight points at row 0 of the whole. nrows may be 0
+void fo_matmul_wgrad_rows(float* dweight,     // [OC, K]
+                          const floatX* dout, // [n, OC]
+                          const floatX* inp,  // [n, K]
+                          size_t row0, size_t nrows, size_t n, int K, int OC, FoStream* s);
 
 // dbias += column sums of dout (bias gradients whose matmul is elsewhere)
 void fo_bias_backward(float* dbias,       // [C]

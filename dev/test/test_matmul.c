@@ -1,5 +1,5 @@
-/* test_matmul.c -- fo_matmul_forward, dgrad and wgrad: right, the same bits however rows are cut, and run to
- * run.
+/* test_matmul.c -- fo_matmul_forward, dgrad, those two added, and wgrad: right, the same bits however rows are
+ * cut, and run to run.
  *
  * The oracle is a plain triple loop in double, below. The cut test compares one call with many: it is the
  * promise of fo_ops.h that overlapped and plain schedules rest on, and the choice of kernels in cpu/matmul.c
@@ -9,8 +9,15 @@
 #include "flashoverlap/fo_ops.h"
 #include <stdlib.h>
 
-typedef enum { FORWARD, DGRAD, WGRAD } Kind;
-static const char* const kind_names[] = {"forward", "dgrad", "wgrad"};
+typedef enum { FORWARD, DGRAD, FORWARD_ADD, DGRAD_ADD } Kind;
+static const char* const kind_names[] = {"forward", "dgrad", "forward_add", "dgrad_add"};
+
+static int is_forward(Kind kind) {
+    return kind == FORWARD || kind == FORWARD_ADD;
+}
+static int adds(Kind kind) {
+    return kind == FORWARD_ADD || kind == DGRAD_ADD;
+}
 
 static uint64_t random_state;
 
@@ -63,40 +70,53 @@ static double tolerance(size_t K, FoDtype out_type) {
     return 1e-6 * sqrt((double)K) + (out_type == FO_BF16 ? 0x1p-9 : 0.0);
 }
 
+// type is fp32 and bias NULL where the kind adds
 static void call(Kind kind, void* out, const floatX* x, const floatX* w, const floatX* bias, size_t n, int K,
                  int OC, FoDtype type, FoStream* s) {
-    if (kind == FORWARD) {
-        fo_matmul_forward(out, x, w, bias, n, K, OC, type, s);
-    } else {
-        fo_matmul_dgrad(out, x, w, n, K, OC, type, s);
+    switch (kind) {
+    case FORWARD: fo_matmul_forward(out, x, w, bias, n, K, OC, type, s); break;
+    case DGRAD: fo_matmul_dgrad(out, x, w, n, K, OC, type, s); break;
+    case FORWARD_ADD: fo_matmul_forward_add(out, x, w, n, K, OC, s); break;
+    case DGRAD_ADD: fo_matmul_dgrad_add(out, x, w, n, K, OC, s); break;
+    }
+}
+
+// what a call finds in its output: NaN, or the numbers that it adds to
+static void fill_out(Kind kind, void* out, size_t nelem, FoDtype type) {
+    memset(out, 0xff, nelem * fo_dtype_nbytes(type));
+    for (size_t i = 0; adds(kind) && i < nelem; i++) {
+        ((float*)out)[i] = (float)((i * 7919) % 1000) * 0.004f - 2.0f;
     }
 }
 
 // ---- right ------------------------------------------------------------------------------------------------
 static void test_rows(FoDevice* d, FoStream* s, Kind kind, size_t n, int K, int OC, int with_bias,
                       FoDtype type) {
-    size_t width = (size_t)(kind == FORWARD ? K : OC), cols = (size_t)(kind == FORWARD ? OC : K);
+    size_t width = (size_t)(is_forward(kind) ? K : OC), cols = (size_t)(is_forward(kind) ? OC : K);
     float* x = host_alloc(n * width, sizeof *x);
     float* w = host_alloc((size_t)OC * (size_t)K, sizeof *w);
     float* bias = host_alloc(cols, sizeof *bias);
     float* want = host_alloc(n * cols, sizeof *want);
     float* got = host_alloc(n * cols, sizeof *got);
+    float* before = host_alloc(n * cols, sizeof *before);
     floatX* dx = random_floatx(d, x, n * width);
     floatX* dw = random_floatx(d, w, (size_t)OC * (size_t)K);
     floatX* dbias = random_floatx(d, bias, cols);
     void* out = fo_malloc(d, (n * cols + 1) * fo_dtype_nbytes(type));
     memset(out, 0xff, (n * cols + 1) * fo_dtype_nbytes(type)); // NaN
+    fill_out(kind, out, n * cols, type);
+    read_out(before, out, n * cols, type);
     CHECK_AT("%s n=%zu K=%d OC=%d bias=%d out=%d", kind_names[kind], n, K, OC, with_bias, (int)type);
     call(kind, out, dx, dw, with_bias ? dbias : NULL, n, K, OC, type, s);
     fo_stream_sync(s);
-    size_t bk = kind == FORWARD ? 1 : (size_t)K, bn = kind == FORWARD ? (size_t)K : 1;
-    oracle(want, x, width, 1, w, bk, bn, with_bias ? bias : NULL, NULL, n, cols, width);
+    size_t bk = is_forward(kind) ? 1 : (size_t)K, bn = is_forward(kind) ? (size_t)K : 1;
+    oracle(want, x, width, 1, w, bk, bn, with_bias ? bias : NULL, adds(kind) ? before : NULL, n, cols, width);
     read_out(got, out, n * cols, type);
     CHECK_CLOSE(got, want, n * cols, tolerance(width, type));
     uint32_t poison = 0xffffffffu;
     CHECK_BITS((char*)out + n * cols * fo_dtype_nbytes(type), &poison, fo_dtype_nbytes(type));
     fo_free(d, dx), fo_free(d, dw), fo_free(d, dbias), fo_free(d, out);
-    free(x), free(w), free(bias), free(want), free(got);
+    free(x), free(w), free(bias), free(want), free(got), free(before);
 }
 
 static void test_wgrad(FoDevice* d, FoStream* s, size_t n, int K, int OC, int with_dbias) {
@@ -130,6 +150,46 @@ static void test_wgrad(FoDevice* d, FoStream* s, size_t n, int K, int OC, int wi
     free(x), free(y), free(ones), free(want), free(before);
 }
 
+/* A weight gradient in parts, one after the other, the last first. Every other part is left out at first:
+ * its rows must not change. The parts' bits are those of the whole, but for sums so wide that AMX kernels
+ * let them depend on the number of rows (cpu/matmul.c).
+ */
+static void test_wgrad_rows(FoDevice* d, FoStream* s, size_t n, int K, int OC) {
+    size_t nw = (size_t)OC * (size_t)K, parts[] = {1, 2, 3, 4, 7};
+    float* values = host_alloc(n * (size_t)(K > OC ? K : OC), sizeof *values);
+    floatX* x = random_floatx(d, values, n * (size_t)K);
+    floatX* y = random_floatx(d, values, n * (size_t)OC);
+    float* whole = fo_malloc(d, nw * sizeof *whole);
+    float* before = fo_malloc(d, nw * sizeof *before);
+    float* got = fo_malloc(d, nw * sizeof *got);
+    for (size_t i = 0; i < nw; i++) {
+        whole[i] = before[i] = random_float();
+    }
+    fo_matmul_wgrad(whole, NULL, y, x, n, K, OC, s);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        fo_copy(got, before, nw * sizeof *got, s);
+        for (size_t pass = 0; pass < 2; pass++) {
+            for (size_t p = parts[i]; p-- > 0;) {
+                size_t row0 = (size_t)OC * p / parts[i], nrows = (size_t)OC * (p + 1) / parts[i] - row0;
+                if (p % 2 == pass) { fo_matmul_wgrad_rows(got, y, x, row0, nrows, n, K, OC, s); }
+            }
+            fo_stream_sync(s);
+            for (size_t p = 0; p < parts[i]; p++) {
+                size_t row0 = (size_t)OC * p / parts[i], nrows = (size_t)OC * (p + 1) / parts[i] - row0;
+                const float* want = (p % 2 <= pass ? whole : before) + row0 * (size_t)K;
+                CHECK_AT("wgrad n=%zu K=%d OC=%d, part %zu of %zu, pass %zu", n, K, OC, p, parts[i], pass);
+                if (n > 1024 && p % 2 <= pass) {
+                    CHECK_CLOSE(got + row0 * (size_t)K, want, nrows * (size_t)K, tolerance(n, FO_FP32));
+                } else {
+                    CHECK_BITS(got + row0 * (size_t)K, want, nrows * (size_t)K * sizeof *want);
+                }
+            }
+        }
+    }
+    fo_free(d, x), fo_free(d, y), fo_free(d, whole), fo_free(d, before), fo_free(d, got);
+    free(values);
+}
+
 static void test_right(FoDevice* d, FoStream* s) {
     static const int shapes[][3] = {{1, 1, 1},     {5, 3, 7},       {64, 64, 64},   {33, 25, 75},
                                     {100, 48, 96}, {100, 768, 40},  {17, 1500, 31}, {300, 2112, 50},
@@ -144,11 +204,20 @@ static void test_right(FoDevice* d, FoStream* s) {
         }
         test_rows(d, s, DGRAD, n, K, OC, 0, FO_FLOATX);
         test_rows(d, s, DGRAD, n, K, OC, 0, FO_FP32);
+        test_rows(d, s, FORWARD_ADD, n, K, OC, 0, FO_FP32);
+        test_rows(d, s, DGRAD_ADD, n, K, OC, 0, FO_FP32);
+        test_wgrad_rows(d, s, n, K, OC);
     }
     test_wgrad(d, s, 2100, 40, 30, 1);
+    test_wgrad_rows(d, s, 2100, 40, 30);
+    test_wgrad_rows(d, s, 1000, 130, 200);
     float untouched[2] = {1.0f, 2.0f}; // no rows: nothing happens
     fo_matmul_forward(untouched, NULL, NULL, NULL, 0, 2, 1, FO_FP32, s);
+    fo_matmul_forward_add(untouched, NULL, NULL, 0, 2, 1, s);
+    fo_matmul_dgrad_add(untouched, NULL, NULL, 0, 2, 1, s);
     fo_matmul_wgrad(untouched, untouched + 1, NULL, NULL, 0, 1, 1, s);
+    fo_matmul_wgrad_rows(untouched, NULL, NULL, 0, 1, 0, 1, 1, s);
+    fo_matmul_wgrad_rows(untouched, NULL, NULL, 1, 0, 5, 1, 1, s);
     fo_stream_sync(s);
     CHECK(untouched[0] == 1.0f && untouched[1] == 2.0f);
 }
@@ -160,7 +229,7 @@ static void test_right(FoDevice* d, FoStream* s) {
  */
 static void test_cuts(FoDevice* d, FoStream* s, Kind kind, size_t n, int K, int OC, FoDtype type) {
     static const size_t cuts[] = {2048, 1024, 512, 256, 300, 128, 100, 64, 37, 16, 1};
-    size_t width = (size_t)(kind == FORWARD ? K : OC), cols = (size_t)(kind == FORWARD ? OC : K);
+    size_t width = (size_t)(is_forward(kind) ? K : OC), cols = (size_t)(is_forward(kind) ? OC : K);
     size_t nbytes = n * cols * fo_dtype_nbytes(type), size = fo_dtype_nbytes(type);
     float* values = host_alloc(n * width + (size_t)OC * (size_t)K + cols, sizeof *values);
     floatX* x = random_floatx(d, values, n * width);
@@ -168,13 +237,13 @@ static void test_cuts(FoDevice* d, FoStream* s, Kind kind, size_t n, int K, int 
     floatX* bias = kind == FORWARD ? random_floatx(d, values, cols) : NULL;
     char* whole = fo_malloc(d, nbytes);
     char* parts = fo_malloc(d, nbytes);
-    memset(whole, 0xff, nbytes);
+    fill_out(kind, whole, n * cols, type);
     call(kind, whole, x, w, bias, n, K, OC, type, s);
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
         size_t cut = cuts[i], rows = cut < 128 && cut * 7 < n ? cut * 7 : n;
         if (cut >= n) { continue; }
         fo_stream_sync(s);
-        memset(parts, 0xff, nbytes);
+        fill_out(kind, parts, n * cols, type);
         for (size_t row = 0; row < rows; row += cut) {
             size_t k = row + cut < rows ? cut : rows - row;
             call(kind, parts + row * cols * size, x + row * width, w, bias, k, K, OC, type, s);
@@ -200,6 +269,8 @@ static void test_same_bits(FoDevice* d, FoStream* s) {
         for (size_t j = 0; j < sizeof cols / sizeof *cols; j++) {
             test_cuts(d, s, FORWARD, n, widths[i], cols[j], FO_FP32);
             test_cuts(d, s, DGRAD, n, cols[j], widths[i], FO_FP32);
+            test_cuts(d, s, FORWARD_ADD, n, widths[i], cols[j], FO_FP32);
+            test_cuts(d, s, DGRAD_ADD, n, cols[j], widths[i], FO_FP32);
         }
         test_cuts(d, s, FORWARD, n, widths[i], 96, FO_FLOATX);
     }
@@ -282,12 +353,17 @@ static void test_wgrad_repeats(FoDevice* d, FoStream* s) {
     free(values);
 }
 
+static void die_of_rows(void) {
+    fo_matmul_wgrad_rows(NULL, NULL, NULL, 3, 4, 1, 1, 6, NULL);
+}
+
 static void die_of_width(void) {
     fo_matmul_forward(NULL, NULL, NULL, NULL, 1, 0, 1, FO_FP32, NULL);
 }
 
 int main(void) {
     CHECK_DIES(die_of_width(), "K=0 and OC=1, want both above 0");
+    CHECK_DIES(die_of_rows(), "rows 3 to 7 of 6");
     FoDevice* d = fo_device_open(0, 1);
     FoStream* s = fo_stream_create(d, "test");
     test_right(d, s);

@@ -427,14 +427,26 @@ static int onednn_pieces(FoStream* s, struct FoMatmul* m, const Gemm* g) {
     return 1;
 }
 
-// 0: not to be had, and nothing is written
+/* A weight gradient cut by owners has a transposed, of some columns of dout: brgemm declines those too, so
+ * they become dense. (Rows that are made dense and transposed at once cost as much, and have other bits than
+ * the uncut gradient.) 0: not to be had, and nothing is written.
+ */
 static int onednn_gemm(FoStream* s, const Gemm* g) {
     struct FoMatmul* m = matmul_of(fo_stream_device(s));
-    Primitive* p = primitive_of(m, g);
+    Gemm dense = *g;
+    int copies_a = g->a_row == 1 && g->a_col > g->M;
+    if (copies_a) { dense.a_col = g->M; }
+    Primitive* p = primitive_of(m, &dense);
     if (!p->primitive) { return 0; }
-    // wgrad, which adds to dweight, gets the same rows in every mode
-    if (p->wide_depends_on_M && g->K > K_PIECE && !g->accumulate) { return onednn_pieces(s, m, g); }
-    execute(m, p, g, fo__scratch(s, p->scratch_nbytes));
+    // a weight gradient gets the same rows in every mode
+    if (p->wide_depends_on_M && g->K > K_PIECE && g->a_col == 1) { return onednn_pieces(s, m, g); }
+    size_t a_nbytes = copies_a ? round_up(g->M * g->K * sizeof(floatX), 64) : 0;
+    char* scratch = fo__scratch(s, a_nbytes + p->scratch_nbytes);
+    if (copies_a) {
+        copy_columns((floatX*)scratch, g->a, g->K, g->M, g->a_col, 0);
+        dense.a = (floatX*)scratch;
+    }
+    execute(m, p, &dense, scratch + a_nbytes);
     return 1;
 }
 #else
@@ -465,37 +477,71 @@ static void check_sizes(int K, int OC, FoDtype out_type) {
                (int)out_type);
 }
 
-void fo_matmul_forward(void* out, const floatX* inp, const floatX* weight, const floatX* bias, size_t n,
-                       int K, int OC, FoDtype out_type, FoStream* s) {
+// out = inp @ weight^T
+static Gemm forward_gemm(void* out, const floatX* inp, const floatX* weight, size_t n, int K, int OC,
+                         FoDtype out_type) {
     check_sizes(K, OC, out_type);
-    Gemm g = {.c = out, .a = inp, .b = weight, .bias = bias, .M = n, .N = (size_t)OC, .K = (size_t)K};
+    Gemm g = {.c = out, .a = inp, .b = weight, .M = n, .N = (size_t)OC, .K = (size_t)K};
     g.a_row = (size_t)K, g.a_col = 1;
     g.b_row = 1, g.b_col = (size_t)K; // weight transposed
     g.out_type = out_type;
-    gemm(s, g);
+    return g;
 }
 
-void fo_matmul_dgrad(void* dinp, const floatX* dout, const floatX* weight, size_t n, int K, int OC,
-                     FoDtype out_type, FoStream* s) {
+// dinp = dout @ weight
+static Gemm dgrad_gemm(void* dinp, const floatX* dout, const floatX* weight, size_t n, int K, int OC,
+                       FoDtype out_type) {
     check_sizes(K, OC, out_type);
     Gemm g = {.c = dinp, .a = dout, .b = weight, .M = n, .N = (size_t)K, .K = (size_t)OC};
     g.a_row = (size_t)OC, g.a_col = 1;
     g.b_row = (size_t)K, g.b_col = 1;
     g.out_type = out_type;
+    return g;
+}
+
+void fo_matmul_forward(void* out, const floatX* inp, const floatX* weight, const floatX* bias, size_t n,
+                       int K, int OC, FoDtype out_type, FoStream* s) {
+    Gemm g = forward_gemm(out, inp, weight, n, K, OC, out_type);
+    g.bias = bias;
+    gemm(s, g);
+}
+
+void fo_matmul_forward_add(float* out, const floatX* inp, const floatX* weight, size_t n, int K, int OC,
+                           FoStream* s) {
+    Gemm g = forward_gemm(out, inp, weight, n, K, OC, FO_FP32);
+    g.accumulate = 1;
+    gemm(s, g);
+}
+
+void fo_matmul_dgrad(void* dinp, const floatX* dout, const floatX* weight, size_t n, int K, int OC,
+                     FoDtype out_type, FoStream* s) {
+    gemm(s, dgrad_gemm(dinp, dout, weight, n, K, OC, out_type));
+}
+
+void fo_matmul_dgrad_add(float* dinp, const floatX* dout, const floatX* weight, size_t n, int K, int OC,
+                         FoStream* s) {
+    Gemm g = dgrad_gemm(dinp, dout, weight, n, K, OC, FO_FP32);
+    g.accumulate = 1;
     gemm(s, g);
 }
 
 void fo_matmul_wgrad(float* dweight, float* dbias, const floatX* dout, const floatX* inp, size_t n, int K,
                      int OC, FoStream* s) {
+    fo_matmul_wgrad_rows(dweight, dout, inp, 0, (size_t)OC, n, K, OC, s);
+    if (dbias && n > 0) { fo_bias_backward(dbias, dout, n, OC, s); }
+}
+
+void fo_matmul_wgrad_rows(float* dweight, const floatX* dout, const floatX* inp, size_t row0, size_t nrows,
+                          size_t n, int K, int OC, FoStream* s) {
     check_sizes(K, OC, FO_FP32);
-    Gemm g = {.c = dweight, .a = dout, .b = inp, .M = (size_t)OC, .N = (size_t)K, .K = n};
+    fo_require(row0 + nrows <= (size_t)OC, "rows %zu to %zu of %d", row0, row0 + nrows, OC);
+    Gemm g = {.c = dweight + row0 * (size_t)K, .a = dout + row0, .b = inp};
+    g.M = nrows, g.N = (size_t)K, g.K = n;
     g.a_row = 1, g.a_col = (size_t)OC; // dout transposed
     g.b_row = (size_t)K, g.b_col = 1;
     g.out_type = FO_FP32;
     g.accumulate = 1;
-    if (n == 0) { return; }
-    gemm(s, g);
-    if (dbias) { fo_bias_backward(dbias, dout, n, OC, s); }
+    if (n > 0) { gemm(s, g); }
 }
 
 /* The mean over some runs of a GEMM as large as a layer's, on a stream of its own, so that it runs as the
