@@ -12,6 +12,7 @@
 #include "train/sampler.h"
 #include "train/schedule.h"
 #include "train/tensors.h"
+#include "train/weights.h"
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -37,100 +38,199 @@ static GPTConfig uneven(void) {
 }
 
 // ---- tensors ----------------------------------------------------------------------------------------------
-// of one tensor: every rank's part of numbered elements, put back, covers each element just once
-static void check_cover(const Tensors* ts, int tensor) {
-    const Tensor* t = &ts->t[tensor];
-    const size_t nelem = t->rows * t->cols;
+// how many of n things rank r of P has, and the first of them: the first ones have one more
+static int dealt(int n, int P, int r) {
+    return n / P + (r < n % P);
+}
+
+static int dealt_before(int n, int P, int r) {
+    int sum = 0;
+    for (int i = 0; i < r; i++) {
+        sum += dealt(n, P, i);
+    }
+    return sum;
+}
+
+// Elements of one layer of a whole tensor that tp rank ts->cuts.t holds, as they lie in memory, by plain
+// loops: what tensors.h says in words. Returns their number.
+static size_t plain_layout(const Tensors* ts, int tensor, uint32_t* index) {
+    const GPTConfig c = ts->config;
+    const int tp = ts->cuts.tp, t = ts->cuts.t, up = ts->cuts.up, hs = c.C / c.NH;
+    const int heads = dealt(c.NH, tp, t), head0 = dealt_before(c.NH, tp, t);
+    const int rows = (int)ts->t[tensor].rows, cols = (int)ts->t[tensor].cols;
+    size_t n = 0;
+    if (tensor == QKVW || tensor == QKVB) {
+        for (int j = 0; j < up; j++) {
+            for (int which = 0; which < 3; which++) { // q, k, v
+                const int first = which * c.C + (head0 + dealt_before(heads, up, j)) * hs;
+                for (int i = first * cols; i < (first + dealt(heads, up, j) * hs) * cols; i++) {
+                    index[n++] = (uint32_t)i;
+                }
+            }
+        }
+        return n;
+    }
+    if (tensor == ATTPROJW) {
+        for (int j = 0; j < up; j++) {
+            const int first = (head0 + dealt_before(heads, up, j)) * hs;
+            for (int row = 0; row < rows; row++) {
+                for (int i = first; i < first + dealt(heads, up, j) * hs; i++) {
+                    index[n++] = (uint32_t)(row * cols + i);
+                }
+            }
+        }
+        return n;
+    }
+    const int by_rows = tensor == WTE || tensor == FCW || tensor == FCB, by_cols = tensor == FCPROJW;
+    const int row0 = by_rows ? dealt_before(rows, tp, t) : 0, nrows = by_rows ? dealt(rows, tp, t) : rows;
+    const int col0 = by_cols ? dealt_before(cols, tp, t) : 0, ncols = by_cols ? dealt(cols, tp, t) : cols;
+    for (int row = row0; row < row0 + nrows; row++) {
+        for (int col = col0; col < col0 + ncols; col++) {
+            index[n++] = (uint32_t)(row * cols + col);
+        }
+    }
+    return n;
+}
+
+// one tensor of the tables ts [tp * nshards], by t and shard. all: of whole parts, [tp]
+static void check_cover(const Tensors* ts, const Tensors* all, int tensor) {
+    const Tensor* x = &ts->t[tensor];
+    const int tp = ts->cuts.tp, nshards = ts->cuts.nshards;
+    const size_t nelem = x->rows * x->cols;
     uint32_t* full = malloc(nelem * sizeof *full);
     uint32_t* back = malloc(nelem * sizeof *back);
+    uint32_t* whole = malloc(nelem * sizeof *whole);
     uint32_t* local = malloc(nelem * sizeof *local);
+    uint32_t* plain = malloc(nelem * sizeof *plain);
     unsigned char* times = calloc(nelem, 1);
-    size_t sum = 0;
     int right = 1;
     for (size_t k = 0; k < nelem; k++) {
         full[k] = (uint32_t)k;
     }
     memset(back, 0xff, nelem * sizeof *back);
-    for (int r = 0; r < ts->P; r++) {
-        const size_t n = tensor_local_of(ts, tensor, r);
-        memset(local, 0xff, nelem * sizeof *local);
-        tensor_extract(local, full, ts, tensor, r, sizeof *full);
-        for (size_t k = 0; k < nelem; k++) {
-            right &= k < n ? local[k] < nelem : local[k] == 0xffffffffu; // all of the part, and not one more
-            right &= k == 0 || k >= n || local[k] > local[k - 1];        // in the order of the file
-            if (k < n) { times[local[k] % nelem]++; }
+    for (int t = 0; t < tp; t++) {
+        const size_t nwhole = plain_layout(&all[t], tensor, plain);
+        right &= nwhole == tensor_local(&all[t].t[tensor]);
+        tensor_extract(whole, full, &all[t], tensor, t, 0, sizeof *full);
+        right &= memcmp(whole, plain, nwhole * sizeof *whole) == 0;
+        for (int p = 0; p < nshards; p++) {
+            const Tensors* own = &ts[t * nshards + p];
+            const size_t n = tensor_local(&own->t[tensor]);
+            memset(local, 0xff, nelem * sizeof *local);
+            tensor_extract(local, full, ts, tensor, t, p, sizeof *full);
+            for (size_t k = 0; k < nelem; k++) { // all of the part, and not one more
+                right &= k < n ? local[k] < nelem : local[k] == 0xffffffffu;
+                if (k < n) { times[local[k] % nelem]++; }
+            }
+            tensor_place(back, local, ts, tensor, t, p, sizeof *full);
+            // units follow each other in both memories; a shard has its rows of each
+            size_t at = 0, at_whole = 0;
+            for (int j = 0; j < tensor_nunits(own, tensor); j++) {
+                const TensorUnit u = tensor_unit(own, tensor, j), w = tensor_unit(&all[t], tensor, j);
+                right &= u.offset == at && w.offset == at_whole && u.rows == w.rows && u.cols == w.cols;
+                right &= w.row0 == 0 && w.nrows == w.rows;
+                right &= (int)u.row0 == (x->sharded ? dealt_before((int)u.rows, nshards, p) : 0);
+                right &= (int)u.nrows == (x->sharded ? dealt((int)u.rows, nshards, p) : (int)u.rows);
+                right &= memcmp(local + at, whole + at_whole + u.row0 * u.cols,
+                                u.nrows * u.cols * sizeof *local) == 0;
+                at += u.nrows * u.cols;
+                at_whole += w.rows * w.cols;
+            }
+            right &= at == n && at_whole == nwhole;
         }
-        tensor_place(back, local, ts, tensor, r, sizeof *full);
-        sum += n;
     }
-    const int copies = t->cut == CUT_NONE ? ts->P : 1;
+    const int copies = (x->cut == CUT_NONE ? tp : 1) * (x->sharded ? 1 : nshards);
     for (size_t k = 0; k < nelem; k++) {
         right &= times[k] == copies;
     }
     CHECK(right);
-    CHECK(sum == (size_t)copies * nelem);
     CHECK_BITS(back, full, nelem * sizeof *full);
     free(full);
     free(back);
+    free(whole);
     free(local);
+    free(plain);
     free(times);
 }
 
-// offsets are aligned, tensors don't overlap, the cut ones come first
+// offsets are aligned, tensors don't overlap: matrices, cut vectors, what every rank has
 static void check_arena(const Tensors* ts) {
-    size_t nelem = 0, ncut = 0;
+    size_t ends[3] = {0};
     int right = 1;
     for (int i = 0; i < NTENSORS; i++) {
         const Tensor* t = &ts->t[i];
         const size_t end = t->offset + (size_t)t->layers * tensor_local(t);
-        right &= t->offset % 64 == 0 && end <= ts->nelem && tensor_local(t) == tensor_local_of(ts, i, ts->r);
-        right &= t->cut == CUT_NONE ? t->offset >= ts->ncut : end <= ts->ncut;
+        const int part = t->sharded ? 0 : t->cut != CUT_NONE ? 1 : 2;
+        const size_t first[3] = {0, ts->nmatrix, ts->ncut}, last[3] = {ts->nmatrix, ts->ncut, ts->nelem};
+        right &= t->offset % 64 == 0 && t->offset >= first[part] && end <= last[part];
         for (int j = 0; j < i; j++) {
             const Tensor* u = &ts->t[j];
             right &= end <= u->offset || u->offset + (size_t)u->layers * tensor_local(u) <= t->offset;
         }
-        const size_t room = (end - t->offset + 63) / 64 * 64;
-        nelem += room;
-        ncut += t->cut == CUT_NONE ? 0 : room;
+        ends[part] += (end - t->offset + 63) / 64 * 64;
     }
-    CHECK(right);
-    CHECK(ts->nelem == nelem && ts->ncut == ncut); // no gap larger than the alignment
+    CHECK(right); // and there is no gap larger than the alignment:
+    CHECK(ts->nmatrix == ends[0] && ts->ncut == ends[0] + ends[1]);
+    CHECK(ts->nelem == ends[0] + ends[1] + ends[2]);
+}
+
+static void check_mesh(GPTConfig c, int tp, int up, int nshards) {
+    Tensors ts[16], all[4];
+    for (int t = 0; t < tp; t++) {
+        tensors_init(&all[t], c, (TensorCuts){tp, t, up, 1, 0});
+        for (int p = 0; p < nshards; p++) {
+            CHECK_AT("C=%d NH=%d tp=%d t=%d up=%d shard %d of %d", c.C, c.NH, tp, t, up, p, nshards);
+            tensors_init(&ts[t * nshards + p], c, (TensorCuts){tp, t, up, nshards, p});
+            check_arena(&ts[t * nshards + p]);
+            for (int i = 0; i < NTENSORS && nshards == 1; i++) { // one replica: both tables are the same
+                CHECK(ts[t].t[i].offset == all[t].t[i].offset);
+            }
+        }
+    }
+    for (int i = 0; i < NTENSORS; i++) {
+        CHECK_AT("C=%d NH=%d tp=%d up=%d nshards=%d %s", c.C, c.NH, tp, up, nshards, ts[0].t[i].name);
+        check_cover(ts, all, i);
+    }
 }
 
 static void test_tensors(void) {
-    const GPTConfig configs[] = {uneven(), config(1, 48, 12, 256, 8), config(2, 32, 3 + 1, 1000, 5)};
+    const GPTConfig configs[] = {uneven(), config(1, 48, 12, 256, 8), config(2, 18, 6 + 3, 1000, 5)};
     for (int k = 0; k < 3; k++) {
-        for (int P = 1; P <= 8; P++) {
-            Tensors ts;
-            for (int r = 0; r < P; r++) {
-                CHECK_AT("config %d P=%d r=%d", k, P, r);
-                tensors_init(&ts, configs[k], P, r);
-                check_arena(&ts);
-            }
-            for (int i = 0; i < NTENSORS; i++) {
-                CHECK_AT("config %d P=%d %s", k, P, ts.t[i].name);
-                check_cover(&ts, i);
+        for (int tp = 1; tp <= 4; tp++) {
+            for (int up = 1; up <= 3; up++) {
+                for (int nshards = 1; nshards <= 4; nshards++) {
+                    check_mesh(configs[k], tp, up, nshards);
+                }
             }
         }
     }
     // 25 heads of 4 channels over 4 ranks: 7, 6, 6, 6 heads; rank 1 has heads 7 to 12 of q, of k, of v
     Tensors ts;
+    TensorBox q[TENSOR_MAX_BOXES], a[TENSOR_MAX_BOXES], f[TENSOR_MAX_BOXES];
     CHECK_AT("25 heads over 4");
-    tensors_init(&ts, uneven(), 4, 1);
-    TensorPart q = tensor_part(&ts, QKVW, 1), a = tensor_part(&ts, ATTPROJW, 1),
-               f = tensor_part(&ts, FCPROJW, 1);
-    CHECK(q.nruns == 3 && q.stride == 100 && q.row0 == 28 && q.nrows == 24 && q.col0 == 0 && q.ncols == 100);
-    CHECK(a.nruns == 1 && a.row0 == 0 && a.nrows == 100 && a.col0 == 28 && a.ncols == 24);
-    CHECK(f.nrows == 100 && f.col0 == 100 && f.ncols == 100);
-    CHECK(tensor_local_of(&ts, QKVB, 0) == 84 && tensor_local_of(&ts, QKVB, 3) == 72);
-    CHECK(tensor_local_of(&ts, WTE, 0) == 96 * 100 && ts.t[WTE].local_rows == 96);
+    tensors_init(&ts, uneven(), cuts_tp(4, 1));
+    CHECK(tensor_boxes(&ts, QKVW, 1, 0, q) == 3 && tensor_boxes(&ts, ATTPROJW, 1, 0, a) == 1);
+    CHECK(tensor_boxes(&ts, FCPROJW, 1, 0, f) == 1);
+    CHECK(q[1].row0 == 128 && q[1].nrows == 24 && q[1].col0 == 0 && q[1].ncols == 100 && q[1].offset == 2400);
+    CHECK(a[0].row0 == 0 && a[0].nrows == 100 && a[0].col0 == 28 && a[0].ncols == 24);
+    CHECK(f[0].nrows == 100 && f[0].col0 == 100 && f[0].ncols == 100);
+    CHECK(tensor_local_of(&ts, QKVB, 0, 0) == 84 && tensor_local_of(&ts, QKVB, 3, 0) == 72);
+    CHECK(tensor_local_of(&ts, WTE, 0, 0) == 96 * 100 && ts.t[WTE].local_rows == 96);
+    // rows 110 to 139 of the whole: of k, heads 7 and 8 and the half of 9
+    CHECK(tensor_boxes_of_rows(&ts, QKVW, 1, 0, 110, 30, q) == 1 && q[0].row0 == 128 && q[0].nrows == 12);
+    CHECK(q[0].offset == 2400);
+    // its 6 heads over two ranks of up and two replicas: the second has the second half of q, and v, of each
+    tensors_init(&ts, uneven(), (TensorCuts){4, 1, 2, 2, 1});
+    CHECK(tensor_boxes(&ts, QKVW, 1, 1, q) == 4 && q[0].row0 == 34 && q[0].nrows == 6);
+    CHECK(q[1].row0 == 228 && q[1].nrows == 12 && q[2].row0 == 46 && q[3].row0 == 240);
     // biases that are added once, after the sum over ranks, are whole; weight decay is for matrices
-    int ncut = 0, ndecay = 0;
+    int ncut = 0, ndecay = 0, nsharded = 0;
     for (int i = 0; i < NTENSORS; i++) {
         ncut += ts.t[i].cut != CUT_NONE;
         ndecay += ts.t[i].decays;
+        nsharded += ts.t[i].sharded;
     }
-    CHECK(ncut == 7 && ndecay == 6);
+    CHECK(ncut == 7 && ndecay == 6 && nsharded == 5 && !ts.t[WPE].sharded && !ts.t[QKVB].sharded);
     CHECK(ts.t[WPE].decays && ts.t[WTE].decays && ts.t[FCPROJW].decays && !ts.t[QKVB].decays);
 }
 
@@ -318,18 +418,44 @@ static void test_logger(void) {
 }
 
 // ---- checkpoints ------------------------------------------------------------------------------------------
+// a world of dp * up replicas of tp ranks; ZeRO: replicas share the optimizer's arrays
+typedef struct {
+    int tp, up, dp, zero;
+} Mesh;
+
+static const Mesh MESHES[] = {{1, 1, 1, 0}, {2, 1, 1, 0}, {3, 1, 1, 0}, {4, 1, 1, 0}, {1, 1, 2, 1},
+                              {1, 1, 4, 1}, {2, 1, 2, 0}, {2, 1, 3, 1}, {1, 2, 1, 1}, {1, 3, 1, 1},
+                              {2, 2, 2, 1}, {3, 2, 1, 1}, {2, 3, 1, 0}, {4, 2, 1, 1}};
+enum { NMESHES = sizeof MESHES / sizeof MESHES[0] };
+
+static int mesh_size(Mesh m) {
+    return m.tp * m.up * m.dp;
+}
+
+// the tables of world rank w: of its whole parts, and of the optimizer's
+static void mesh_tables(Mesh m, GPTConfig c, int w, Tensors* ts, Tensors* os) {
+    const int t = w % m.tp, nshards = m.zero ? m.up * m.dp : 1;
+    tensors_init(ts, c, (TensorCuts){m.tp, t, m.up, 1, 0});
+    tensors_init(os, c, (TensorCuts){m.tp, t, m.up, nshards, nshards > 1 ? w / m.tp : 0});
+}
+
+static void check_at_mesh(const char* what, Mesh m) {
+    CHECK_AT("%s tp=%d up=%d dp=%d zero=%d", what, m.tp, m.up, m.dp, m.zero);
+}
+
 // what the ranks of a test share. full: the arrays of a whole model, in the order of the file
 typedef struct {
     GPTConfig c;
+    Mesh mesh;
     const char* path;
     const floatX* params;
     const float* moments[3]; // m, v, master
     CheckpointState st;
     int want; // what writing is to return
-    char err[4][TRAIN_ERR];
+    char err[8][TRAIN_ERR];
 } Shared;
 
-// rank r's arena, in device memory; gaps are poisoned: none of them may reach a file
+// a rank's arena, in device memory; gaps are poisoned: none of them may reach a file
 static void* arena_of(const Tensors* ts, const void* full, size_t nbytes, FoStream* s) {
     char* host = malloc(ts->nelem * nbytes);
     void* arena = fo_malloc(fo_stream_device(s), ts->nelem * nbytes);
@@ -338,8 +464,8 @@ static void* arena_of(const Tensors* ts, const void* full, size_t nbytes, FoStre
     for (int i = 0; i < NTENSORS; i++) {
         const Tensor* t = &ts->t[i];
         for (int l = 0; l < t->layers; l++) {
-            tensor_extract(host + (t->offset + (size_t)l * tensor_local(t)) * nbytes, from, ts, i, ts->r,
-                           nbytes);
+            tensor_extract(host + (t->offset + (size_t)l * tensor_local(t)) * nbytes, from, ts, i, ts->cuts.t,
+                           ts->cuts.shard, nbytes);
             from += t->rows * t->cols * nbytes;
         }
     }
@@ -349,40 +475,39 @@ static void* arena_of(const Tensors* ts, const void* full, size_t nbytes, FoStre
     return arena;
 }
 
-static void write_model_body(FoGroup* g, void* arg) {
-    Shared* sh = arg;
-    const int P = fo_group_size(g), r = fo_group_rank(g);
-    FoDevice* d = fo_device_open(r, fo_group_nlocal(g));
+static void write_body(FoGroup* g, Shared* sh, int state) {
+    const int w = fo_group_rank(g);
+    FoDevice* d = fo_device_open(w, fo_group_nlocal(g));
     FoStream* s = fo_stream_create(d, "comm");
-    Tensors ts;
-    tensors_init(&ts, sh->c, P, r);
-    floatX* params = arena_of(&ts, sh->params, sizeof(floatX), s);
-    CHECK(checkpoint_write_model(sh->path, &ts, params, g, s, sh->err[r]) == sh->want);
-    fo_free(d, params);
-    fo_stream_destroy(s);
-    fo_device_close(d);
-}
-
-static void write_state_body(FoGroup* g, void* arg) {
-    Shared* sh = arg;
-    const int P = fo_group_size(g), r = fo_group_rank(g);
-    FoDevice* d = fo_device_open(r, fo_group_nlocal(g));
-    FoStream* s = fo_stream_create(d, "comm");
-    Tensors ts;
-    tensors_init(&ts, sh->c, P, r);
-    float* a[3];
-    for (int i = 0; i < 3; i++) {
-        a[i] = arena_of(&ts, sh->moments[i], sizeof(float), s);
+    Tensors ts, os;
+    void* a[3] = {NULL};
+    mesh_tables(sh->mesh, sh->c, w, &ts, &os);
+    if (state) {
+        for (int i = 0; i < 3; i++) {
+            a[i] = arena_of(&os, sh->moments[i], sizeof(float), s);
+        }
+        CHECK(checkpoint_write_state(sh->path, &os, &sh->st, a[0], a[1], a[2], g, s, sh->err[w]) == sh->want);
+    } else {
+        a[0] = arena_of(&ts, sh->params, sizeof(floatX), s);
+        CHECK(checkpoint_write_model(sh->path, &ts, a[0], g, s, sh->err[w]) == sh->want);
     }
-    CHECK(checkpoint_write_state(sh->path, &ts, &sh->st, a[0], a[1], a[2], g, s, sh->err[r]) == sh->want);
     for (int i = 0; i < 3; i++) {
         fo_free(d, a[i]);
     }
+    CHECK(fo_device_nbytes(d) == 0);
     fo_stream_destroy(s);
     fo_device_close(d);
 }
 
-// parts of all ranks, fp32, against `full`; gaps must be 0
+static void write_model_body(FoGroup* g, void* arg) {
+    write_body(g, arg, 0);
+}
+
+static void write_state_body(FoGroup* g, void* arg) {
+    write_body(g, arg, 1);
+}
+
+// a rank's part, fp32, against `full`; gaps must be 0
 static void check_local(const Tensors* ts, const float* local, const float* full) {
     int right = 1;
     size_t at = 0, filled = 0, nonzero = 0;
@@ -391,7 +516,7 @@ static void check_local(const Tensors* ts, const float* local, const float* full
         const Tensor* t = &ts->t[i];
         const size_t n = tensor_local(t);
         for (int l = 0; l < t->layers; l++) {
-            tensor_extract(part, full + at, ts, i, ts->r, sizeof *part);
+            tensor_extract(part, full + at, ts, i, ts->cuts.t, ts->cuts.shard, sizeof *part);
             right &= n == 0 || memcmp(part, local + t->offset + (size_t)l * n, n * sizeof *part) == 0;
             at += t->rows * t->cols;
             filled += n;
@@ -407,7 +532,7 @@ static void check_local(const Tensors* ts, const float* local, const float* full
 
 static size_t ntotal_of(GPTConfig c) {
     Tensors ts;
-    tensors_init(&ts, c, 1, 0);
+    tensors_init(&ts, c, cuts_tp(1, 0));
     return ts.ntotal;
 }
 
@@ -438,18 +563,35 @@ static char* model_file(GPTConfig c, int version, const float* full, size_t* nby
     return file;
 }
 
+// floatX -> fp32, to be compared
+static void widen(float* to, const floatX* from, size_t n) {
+    for (size_t k = 0; k < n; k++) {
+        to[k] = fo_float(from[k]);
+    }
+}
+
 static void read_model_everywhere(const char* path, GPTConfig c, const float* full) {
-    for (int P = 1; P <= 5; P++) {
-        for (int r = 0; r < P; r++) {
-            Tensors ts;
+    for (int i = 0; i < NMESHES; i++) {
+        for (int w = 0; w < mesh_size(MESHES[i]); w++) {
+            Tensors ts, os;
             char err[TRAIN_ERR] = "";
-            CHECK_AT("%.80s read by rank %d of %d", path, r, P);
-            tensors_init(&ts, c, P, r);
-            float* local = malloc(ts.nelem * sizeof *local);
-            memset(local, 0xff, ts.nelem * sizeof *local);
-            CHECK(checkpoint_read_model(path, &ts, local, NULL, err) == 0);
-            check_local(&ts, local, full);
-            free(local);
+            check_at_mesh("model read", MESHES[i]);
+            mesh_tables(MESHES[i], c, w, &ts, &os);
+            float* master = malloc(os.nelem * sizeof *master);
+            floatX* params = malloc(ts.nelem * sizeof *params);
+            float* wide = malloc(ts.nelem * sizeof *wide);
+            memset(master, 0xff, os.nelem * sizeof *master);
+            memset(params, 0xff, ts.nelem * sizeof *params);
+            CHECK(checkpoint_read_model(path, &ts, params, &os, master, NULL, err) == 0);
+            check_local(&os, master, full);
+            widen(wide, params, ts.nelem);
+            check_local(&ts, wide, full);
+            memset(master, 0xff, os.nelem * sizeof *master);
+            CHECK(checkpoint_read_model(path, NULL, NULL, &os, master, NULL, err) == 0); // one alone
+            check_local(&os, master, full);
+            free(master);
+            free(params);
+            free(wide);
         }
     }
 }
@@ -472,11 +614,12 @@ static void test_model_files(void) {
             spill(path, file, nbytes);
             read_model_everywhere(path, c, full);
             if (version == (FO_FLOATX == FO_BF16 ? 5 : 3)) {
-                for (int P = 1; P <= 4; P++) {
-                    Shared sh = {.c = c, .path = in_folder("written.bin"), .params = params};
+                for (int i = 0; i < NMESHES; i++) {
+                    Shared sh = {
+                        .c = c, .mesh = MESHES[i], .path = in_folder("written.bin"), .params = params};
                     size_t got_nbytes = 0;
-                    CHECK_AT("model %d written by %d ranks", k, P);
-                    fo_ranks_run(P, write_model_body, &sh);
+                    check_at_mesh("model written", MESHES[i]);
+                    fo_ranks_run(mesh_size(MESHES[i]), write_model_body, &sh);
                     char* got = slurp(sh.path, &got_nbytes);
                     CHECK(got && got_nbytes == nbytes);
                     if (got && got_nbytes == nbytes) { CHECK_BITS(got, file, nbytes); }
@@ -491,6 +634,44 @@ static void test_model_files(void) {
     }
 }
 
+// as world rank w: the moments and masters by one table, masters rounded by the other
+static void read_state_as(Mesh mesh, GPTConfig c, int w, float* const full[3], FoDevice* d, FoStream* s) {
+    Tensors ts, os;
+    CheckpointState st;
+    char err[TRAIN_ERR] = "";
+    float* a[3];
+    mesh_tables(mesh, c, w, &ts, &os);
+    float* host = malloc(ts.nelem * sizeof *host); // os is no larger
+    floatX* params = fo_malloc(d, ts.nelem * sizeof(floatX));
+    memset(host, 0xff, ts.nelem * sizeof *host);
+    fo_upload(params, host, ts.nelem * sizeof(floatX), s);
+    for (int i = 0; i < 3; i++) {
+        a[i] = fo_malloc(d, os.nelem * sizeof(float));
+        fo_upload(a[i], host, os.nelem * sizeof(float), s);
+    }
+    CHECK(checkpoint_read_state(in_folder("state.bin"), &st, &ts, params, &os, a[0], a[1], a[2], s, err) ==
+          0);
+    CHECK(st.step == 123);
+    CHECK(st.loader_nbytes == 37 && memcmp(st.loader, "xxxxx", 5) == 0);
+    CHECK(st.trainer_nbytes == 6 && memcmp(st.trainer, "scalar", 6) == 0);
+    for (int i = 0; i < 3; i++) {
+        fo_download(host, a[i], os.nelem * sizeof(float), s);
+        fo_stream_sync(s);
+        check_local(&os, host, full[i]);
+        fo_free(d, a[i]);
+    }
+    floatX* rounded = malloc(ts.nelem * sizeof *rounded);
+    fo_download(rounded, params, ts.nelem * sizeof *rounded, s);
+    fo_stream_sync(s);
+    widen(host, rounded, ts.nelem);
+    check_local(&ts, host, full[2]);
+    fo_free(d, params);
+    checkpoint_state_free(&st);
+    CHECK(st.loader == NULL);
+    free(rounded);
+    free(host);
+}
+
 static void test_state_files(void) {
     const GPTConfig c = uneven();
     const size_t n = ntotal_of(c);
@@ -498,19 +679,22 @@ static void test_state_files(void) {
     char loader[37], *first = NULL;
     size_t first_nbytes = 0;
     memset(loader, 'x', sizeof loader);
-    for (int P = 1; P <= 4; P++) {
-        Shared sh = {.c = c, .path = in_folder("state.bin"), .moments = {arrays[0], arrays[1], arrays[2]}};
+    for (int k = 0; k < NMESHES; k++) {
+        Shared sh = {.c = c,
+                     .mesh = MESHES[k],
+                     .path = in_folder("state.bin"),
+                     .moments = {arrays[0], arrays[1], arrays[2]}};
         sh.st = (CheckpointState){.step = 123,
                                   .loader = loader,
                                   .loader_nbytes = sizeof loader,
                                   .trainer = "scalar",
                                   .trainer_nbytes = 6};
-        CHECK_AT("state written by %d ranks", P);
-        fo_ranks_run(P, write_state_body, &sh);
+        check_at_mesh("state written", MESHES[k]);
+        fo_ranks_run(mesh_size(MESHES[k]), write_state_body, &sh);
         size_t nbytes = 0;
         char* file = slurp(sh.path, &nbytes);
         CHECK(nbytes == 1024 + 37 + 6 + 12 * n);
-        if (P == 1) {
+        if (k == 0) {
             first = file;
             first_nbytes = nbytes;
             for (int i = 0; i < 3; i++) { // the arrays lie in it as they are
@@ -523,33 +707,10 @@ static void test_state_files(void) {
     }
     FoDevice* d = fo_device_open(0, 1);
     FoStream* s = fo_stream_create(d, "main");
-    for (int P = 1; P <= 5; P++) {
-        for (int r = 0; r < P; r++) {
-            Tensors ts;
-            CheckpointState st;
-            char err[TRAIN_ERR] = "";
-            float *a[3], *host;
-            CHECK_AT("state read by rank %d of %d", r, P);
-            tensors_init(&ts, c, P, r);
-            host = malloc(ts.nelem * sizeof *host);
-            memset(host, 0xff, ts.nelem * sizeof *host);
-            for (int i = 0; i < 3; i++) {
-                a[i] = fo_malloc(d, ts.nelem * sizeof(float));
-                fo_upload(a[i], host, ts.nelem * sizeof(float), s);
-            }
-            CHECK(checkpoint_read_state(in_folder("state.bin"), &ts, &st, a[0], a[1], a[2], s, err) == 0);
-            CHECK(st.step == 123);
-            CHECK(st.loader_nbytes == 37 && memcmp(st.loader, loader, 37) == 0);
-            CHECK(st.trainer_nbytes == 6 && memcmp(st.trainer, "scalar", 6) == 0);
-            for (int i = 0; i < 3; i++) {
-                fo_download(host, a[i], ts.nelem * sizeof(float), s);
-                fo_stream_sync(s);
-                check_local(&ts, host, arrays[i]);
-                fo_free(d, a[i]);
-            }
-            checkpoint_state_free(&st);
-            CHECK(st.loader == NULL);
-            free(host);
+    for (int k = 0; k < NMESHES; k++) {
+        for (int w = 0; w < mesh_size(MESHES[k]); w++) {
+            check_at_mesh("state read", MESHES[k]);
+            read_state_as(MESHES[k], c, w, arrays, d, s);
         }
     }
     fo_stream_destroy(s);
@@ -558,6 +719,57 @@ static void test_state_files(void) {
     for (int i = 0; i < 3; i++) {
         free(arrays[i]);
     }
+}
+
+// ---- new weights ------------------------------------------------------------------------------------------
+// any rank of any mesh draws its part of what one rank draws; what is not drawn stays as it was
+static void test_weights(void) {
+    const GPTConfig configs[] = {uneven(), config(1, 512, 4, 5300, 4)};
+    FoDevice* d = fo_device_open(0, 1);
+    FoStream* s = fo_stream_create(d, "main");
+    for (int k = 0; k < 2; k++) {
+        const GPTConfig c = configs[k];
+        Tensors all, ts, os;
+        tensors_init(&all, c, cuts_tp(1, 0));
+        float* full = fo_malloc(d, all.nelem * sizeof *full);
+        weights_random(NULL, NULL, &all, full, 42, s);
+        CHECK_AT("new weights: what is drawn");
+        CHECK(full[all.t[WTE].offset] == 0x1.3bb4acp-5f || all.t[WTE].cols != 512); // as in test_data.c
+        CHECK(full[all.t[LN2W].offset + 5] == 1.0f && full[all.t[QKVB].offset] == 0.0f);
+        CHECK(full[all.t[WTE].offset + (size_t)c.V * all.t[WTE].cols] == 0.0f);
+        for (int i = 0; i < NMESHES; i++) {
+            for (int w = 0; w < mesh_size(MESHES[i]); w++) {
+                int right = 1;
+                mesh_tables(MESHES[i], c, w, &ts, &os);
+                floatX* params = fo_malloc(d, ts.nelem * sizeof *params);
+                float* master = fo_malloc(d, os.nelem * sizeof *master);
+                weights_random(&ts, params, &os, master, 42, s);
+                float* part = malloc(ts.nelem * sizeof *part);
+                for (int j = 0; j < NTENSORS; j++) {
+                    const Tensor *x = &all.t[j], *tx = &ts.t[j], *ox = &os.t[j];
+                    for (size_t l = 0; l < (size_t)x->layers; l++) {
+                        const float* whole = full + x->offset + l * tensor_local(x);
+                        const size_t n = tensor_local(tx), no = tensor_local(ox);
+                        const floatX* p = params + tx->offset + l * n;
+                        tensor_extract(part, whole, &os, j, os.cuts.t, os.cuts.shard, sizeof *part);
+                        right &= memcmp(part, master + ox->offset + l * no, no * sizeof *part) == 0;
+                        tensor_extract(part, whole, &ts, j, ts.cuts.t, 0, sizeof *part);
+                        for (size_t e = 0; e < n; e++) {
+                            right &= fo_float(p[e]) == fo_float(fo_floatx(part[e]));
+                        }
+                    }
+                }
+                check_at_mesh("new weights", MESHES[i]);
+                CHECK(right);
+                free(part);
+                fo_free(d, params);
+                fo_free(d, master);
+            }
+        }
+        fo_free(d, full);
+    }
+    fo_stream_destroy(s);
+    fo_device_close(d);
 }
 
 // ---- bad files --------------------------------------------------------------------------------------------
@@ -622,9 +834,9 @@ static void test_bad_models(void) {
     spill(in_folder("bad.bin"), file, nbytes);
     CHECK(checkpoint_read_header(in_folder("bad.bin"), &got, &version, err) == 0 && version == 5);
     CHECK(got.C == 100 && got.NH == 25 && got.L == 2 && got.V == 300 && got.Vp == 384 && got.maxT == 16);
-    tensors_init(&ts, config(2, 100, 20, 300, 16), 1, 0);
+    tensors_init(&ts, config(2, 100, 20, 300, 16), cuts_tp(1, 0));
     float* local = malloc(ts.nelem * sizeof *local);
-    CHECK(checkpoint_read_model(in_folder("bad.bin"), &ts, local, NULL, err) == -1);
+    CHECK(checkpoint_read_model(in_folder("bad.bin"), NULL, NULL, &ts, local, NULL, err) == -1);
     CHECK_HAS(err, "NH=25");
     CHECK_HAS(err, "NH=20");
     free(local);
@@ -642,8 +854,9 @@ static void check_bad_state(const char* file, size_t nbytes, int word, int32_t v
     if (word >= 0) { memcpy(copy + 4 * word, &value, 4); }
     CHECK_AT("state: word %d = %d, cut %zu", word, value, cut);
     spill(in_folder("bad.bin"), copy, nbytes - cut);
-    tensors_init(&ts, config(2, 100, NH, 300, 16), 1, 0);
-    CHECK(checkpoint_read_state(in_folder("bad.bin"), &ts, &st, NULL, NULL, NULL, NULL, err) == -1);
+    tensors_init(&ts, config(2, 100, NH, 300, 16), cuts_tp(1, 0));
+    CHECK(checkpoint_read_state(in_folder("bad.bin"), &st, NULL, NULL, &ts, NULL, NULL, NULL, NULL, err) ==
+          -1);
     CHECK_HAS(err, want);
     checkpoint_state_free(&st);
     free(copy);
@@ -679,14 +892,18 @@ static void test_disk_full(void) {
     for (int P = 1; P <= 3; P++) {
         for (int state = 0; state < 2; state++) {
             FoRankBody body = state ? write_state_body : write_model_body;
-            Shared sh = {
-                .c = c, .path = in_folder("kept.bin"), .params = params, .moments = {full, full, full}};
+            Shared sh = {.c = c,
+                         .mesh = {P > 1 ? 2 : 1, 1, P > 1 ? P - 1 : 1, 1},
+                         .path = in_folder("kept.bin"),
+                         .params = params,
+                         .moments = {full, full, full}};
+            const int nranks = mesh_size(sh.mesh);
             size_t before_nbytes = 0, after_nbytes = 0;
             CHECK_AT("disk full, %d ranks, %s", P, state ? "state" : "model");
             for (size_t i = 0; i < n; i++) {
                 params[i] = fo_floatx(full[i]);
             }
-            fo_ranks_run(P, body, &sh);
+            fo_ranks_run(nranks, body, &sh);
             char* before = slurp(sh.path, &before_nbytes);
             for (size_t i = 0; i < n; i++) {
                 params[i] = fo_floatx(1.0f);
@@ -696,20 +913,20 @@ static void test_disk_full(void) {
             low = old;
             low.rlim_cur = 200000;
             CHECK(setrlimit(RLIMIT_FSIZE, &low) == 0);
-            fo_ranks_run(P, body, &sh);
+            fo_ranks_run(nranks, body, &sh);
             CHECK(setrlimit(RLIMIT_FSIZE, &old) == 0);
             char* after = slurp(sh.path, &after_nbytes);
             CHECK(before && after && before_nbytes > 300000 && after_nbytes == before_nbytes);
             CHECK(before && after && memcmp(before, after, before_nbytes) == 0);
             CHECK(!exists(in_folder("kept.bin.tmp")));
-            for (int r = 0; r < P; r++) {
+            for (int r = 0; r < nranks; r++) {
                 CHECK_HAS(sh.err[r], "/kept.bin: cannot be written: File too large");
             }
             free(before);
             free(after);
             sh.path = in_folder("nowhere/x.bin"); // cannot even be created
-            fo_ranks_run(P, body, &sh);
-            for (int r = 0; r < P; r++) {
+            fo_ranks_run(nranks, body, &sh);
+            for (int r = 0; r < nranks; r++) {
                 CHECK_HAS(sh.err[r], "nowhere/x.bin: cannot be created: No such file");
             }
         }
@@ -874,6 +1091,7 @@ int main(void) {
     test_logger();
     test_model_files();
     test_state_files();
+    test_weights();
     test_bad_models();
     test_bad_states();
     test_disk_full();
