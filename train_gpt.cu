@@ -788,7 +788,9 @@ static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
             rc = train_error(err, "%s: was written by another version of this program", state_path);
         }
         if (rc == 0 && dataloader_restore(&tr->train, st.loader, st.loader_nbytes, why)) {
-            rc = train_error(err, "%s: %s; -i, -b, -t and -a must be as they were", state_path, why);
+            rc = train_error(err, "%s: %s; -i and -a must be as they were", state_path, why);
+        } else if (rc == 0 && why[0] && tr->rank == 0) {
+            printf("note: %s\n", why);
         }
         if (rc == 0) { memcpy(&tr->state, st.trainer, sizeof tr->state); }
         checkpoint_state_free(&st);
@@ -806,7 +808,7 @@ static int write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
     CheckpointState st;
     memset(&st, 0, sizeof st);
     st.step = tr->step;
-    st.loader_nbytes = dataloader_state_nbytes(&tr->train);
+    st.loader_nbytes = DATA_STATE_NBYTES;
     st.loader = malloc(st.loader_nbytes);
     fo_require(st.loader != NULL, "out of memory");
     dataloader_save(&tr->train, st.loader);

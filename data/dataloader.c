@@ -18,8 +18,8 @@ enum {
     MAGIC_U32 = 20240801, // Llama-3 tokens, uint32
     VERSION_U32 = 7,
     SEED = 42,
-    STATE_VERSION = 1,
-    STATE_NFIELDS = 10
+    STATE_VERSION = 2,
+    STATE_NFIELDS = DATA_STATE_NBYTES / 8
 };
 
 int data_error(char err[DATA_ERR_NBYTES], const char* fmt, ...) {
@@ -204,8 +204,6 @@ static int open_all(DataLoader* dl, const char* pattern, char* err) {
     if (!dl->inputs || !dl->targets || !dl->buffer || !dl->shard_indices) {
         return data_error(err, "out of memory for a batch of %zu tokens", n);
     }
-    rng_identity(dl->shard_indices, dl->nshards);
-    rng_seed(&dl->rng, (uint32_t)(SEED + dl->process_rank));
     return dataloader_reset(dl, err);
 }
 
@@ -246,40 +244,138 @@ static size_t samples_in(const DataLoader* dl, size_t shard) {
     return (dl->shard[shard].ntok - 1) / tokens_per_sample(dl);
 }
 
-// Opens the shard at position `idx` of an order. Changes nothing when it fails.
-static int open_shard(DataLoader* dl, size_t idx, const int* order, char* err) {
-    size_t shard = (size_t)order[idx];
-    FILE* f = fopen(dl->shard[shard].path, "rb");
-    if (!f) {
-        return data_error(err, "can't open %s: %s", data_path_tail(dl->shard[shard].path), strerror(errno));
-    }
-    if (dl->file) { fclose(dl->file); }
-    dl->file = f;
-    dl->current_shard_idx = idx;
-    dl->shard_num_samples = samples_in(dl, shard);
-    return 0;
+/* Walk -- the order in which a process reads: what it draws, and nothing of files.
+ *
+ * Its arrays and generator may be a loader's, or those of another process that is followed.
+ */
+typedef struct {
+    Rng rng;
+    size_t epoch, shard_idx;
+    int* shards;  // [nshards], the order in this epoch
+    int* samples; // the order of the shard's samples, room for those of any; NULL: not shuffled
+} Walk;
+
+static void walk_free(Walk* w) {
+    free(w->shards);
+    free(w->samples);
 }
 
-// goes to the start of the shard at position idx
-static int start_shard(DataLoader* dl, size_t idx, char* err) {
-    if (open_shard(dl, idx, dl->shard_indices, err) != 0) { return -1; }
-    dl->current_sample_idx = 0;
-    if (dl->should_shuffle) {
-        free(dl->intra_shard_indices);
-        dl->intra_shard_indices = (int*)malloc(dl->shard_num_samples * sizeof(int));
-        if (!dl->intra_shard_indices) {
-            dl->shard_num_samples = 0;
-            return data_error(err, "out of memory for the order of a shard's samples");
-        }
-        rng_identity(dl->intra_shard_indices, dl->shard_num_samples);
-        rng_permute(&dl->rng, dl->intra_shard_indices, dl->shard_num_samples);
+// an array for the samples of any shard
+static int walk_init(Walk* w, const DataLoader* dl, char* err) {
+    size_t most = 0;
+    for (size_t i = 0; i < dl->nshards; i++) {
+        most = samples_in(dl, i) > most ? samples_in(dl, i) : most;
     }
+    memset(w, 0, sizeof *w);
+    w->shards = (int*)malloc(dl->nshards * sizeof(int));
+    w->samples = dl->should_shuffle ? (int*)malloc(most * sizeof(int)) : NULL;
+    if (w->shards && (w->samples || !dl->should_shuffle)) { return 0; }
+    walk_free(w);
+    return data_error(err, "out of memory for the order of %zu shards", dl->nshards);
+}
+
+static size_t walk_nsamples(const Walk* w, const DataLoader* dl) {
+    return samples_in(dl, (size_t)w->shards[w->shard_idx]);
+}
+
+static void walk_shard(Walk* w, const DataLoader* dl, size_t idx) {
+    w->shard_idx = idx;
+    if (w->samples) {
+        rng_identity(w->samples, walk_nsamples(w, dl));
+        rng_permute(&w->rng, w->samples, walk_nsamples(w, dl));
+    }
+}
+
+static void walk_epoch(Walk* w, const DataLoader* dl, size_t epoch) {
+    w->epoch = epoch;
+    if (w->samples) { rng_permute(&w->rng, w->shards, dl->nshards); }
+    walk_shard(w, dl, 0);
+}
+
+// to the beginning of an epoch, as process `rank` got there
+static void walk_start(Walk* w, const DataLoader* dl, int rank, size_t epoch) {
+    rng_seed(&w->rng, (uint32_t)(SEED + rank));
+    rng_identity(w->shards, dl->nshards);
+    walk_epoch(w, dl, 0);
+    while (w->samples && w->epoch < epoch) {
+        while (w->shard_idx + 1 < dl->nshards) {
+            walk_shard(w, dl, w->shard_idx + 1);
+        }
+        walk_epoch(w, dl, w->epoch + 1);
+    }
+    w->epoch = epoch;
+}
+
+// the loader takes over a walk of its own process, which is then empty; nothing has changed if the shard cannot
+// be opened
+static int follow(DataLoader* dl, Walk* w, size_t sample_idx, char* err) {
+    const char* path = dl->shard[w->shards[w->shard_idx]].path;
+    FILE* f = fopen(path, "rb");
+    if (!f) {
+        int rc = data_error(err, "can't open %s: %s", data_path_tail(path), strerror(errno));
+        walk_free(w);
+        return rc;
+    }
+    if (dl->file) { fclose(dl->file); }
+    free(dl->shard_indices);
+    free(dl->intra_shard_indices);
+    dl->file = f;
+    dl->rng = w->rng;
+    dl->epoch = w->epoch;
+    dl->current_shard_idx = w->shard_idx;
+    dl->current_sample_idx = sample_idx;
+    dl->shard_num_samples = walk_nsamples(w, dl);
+    dl->shard_indices = w->shards;
+    dl->intra_shard_indices = w->samples;
     return 0;
 }
 
 int dataloader_reset(DataLoader* dl, char err[DATA_ERR_NBYTES]) {
-    if (dl->should_shuffle) { rng_permute(&dl->rng, dl->shard_indices, dl->nshards); }
-    return start_shard(dl, 0, err);
+    Walk w;
+    if (walk_init(&w, dl, err) != 0) { return -1; }
+    walk_start(&w, dl, dl->process_rank, 0);
+    return follow(dl, &w, 0, err);
+}
+
+int dataloader_seek(DataLoader* dl, int rank, size_t epoch, size_t shard_idx, size_t sample_idx,
+                    char err[DATA_ERR_NBYTES]) {
+    Walk w;
+    if (shard_idx >= dl->nshards) {
+        return data_error(err, "no shard %zu in the order of %zu", shard_idx, dl->nshards);
+    }
+    if (walk_init(&w, dl, err) != 0) { return -1; }
+    walk_start(&w, dl, rank, epoch);
+    size_t batches = 0; // of the epoch that were read before this shard
+    while (w.shard_idx < shard_idx) {
+        batches += walk_nsamples(&w, dl);
+        walk_shard(&w, dl, w.shard_idx + 1);
+    }
+    if (sample_idx > walk_nsamples(&w, dl)) { sample_idx = walk_nsamples(&w, dl); }
+    if (rank != dl->process_rank) { // that was another's order: as many batches in the own one
+        batches += sample_idx;
+        walk_start(&w, dl, dl->process_rank, epoch);
+        while (batches > walk_nsamples(&w, dl)) {
+            batches -= walk_nsamples(&w, dl);
+            walk_shard(&w, dl, w.shard_idx + 1);
+        }
+        sample_idx = batches;
+    }
+    return follow(dl, &w, sample_idx, err);
+}
+
+// to the shard after the current one, in the next epoch after the last
+static int next_shard(DataLoader* dl, char* err) {
+    Walk w;
+    if (walk_init(&w, dl, err) != 0) { return -1; }
+    w.rng = dl->rng;
+    memcpy(w.shards, dl->shard_indices, dl->nshards * sizeof(int));
+    w.epoch = dl->epoch;
+    if (dl->current_shard_idx + 1 < dl->nshards) {
+        walk_shard(&w, dl, dl->current_shard_idx + 1);
+    } else {
+        walk_epoch(&w, dl, dl->epoch + 1);
+    }
+    return follow(dl, &w, 0, err);
 }
 
 static int read_sample(DataLoader* dl, char* err) {
@@ -310,147 +406,66 @@ static int read_sample(DataLoader* dl, char* err) {
 }
 
 int dataloader_next_batch(DataLoader* dl, char err[DATA_ERR_NBYTES]) {
-    if (dl->current_sample_idx >= dl->shard_num_samples) {
-        int last = dl->current_shard_idx + 1 >= dl->nshards;
-        if ((last ? dataloader_reset(dl, err) : start_shard(dl, dl->current_shard_idx + 1, err)) != 0) {
-            return -1;
-        }
-    }
+    if (dl->current_sample_idx >= dl->shard_num_samples && next_shard(dl, err) != 0) { return -1; }
     if (read_sample(dl, err) != 0) { return -1; }
     dl->current_sample_idx++;
     return 0;
 }
 
 // ---- position ---------------------------------------------------------------------------------------------
-// The fields that open a state. All but the last three must be what the loader has: it would read other
-// tokens.
-static void state_fields(const DataLoader* dl, uint64_t f[STATE_NFIELDS]) {
-    f[0] = STATE_VERSION;
-    f[1] = (uint64_t)dl->B * (uint64_t)dl->T;
-    f[2] = (uint64_t)dl->process_rank;
-    f[3] = (uint64_t)dl->num_processes;
-    f[4] = (uint64_t)dl->should_shuffle;
-    f[5] = dl->nshards;
-    f[6] = dl->ntok;
-    f[7] = dl->current_shard_idx;
-    f[8] = dl->current_sample_idx;
-    f[9] = dl->shard_num_samples;
-}
-
-static size_t state_nbytes(const uint64_t f[STATE_NFIELDS]) {
-    size_t fields = STATE_NFIELDS * sizeof(uint64_t);
-    return f[4] ? fields + (size_t)(f[5] + f[9]) * sizeof(int32_t) + (RNG_N + 1) * sizeof(uint32_t) : fields;
-}
-
-size_t dataloader_state_nbytes(const DataLoader* dl) {
-    uint64_t f[STATE_NFIELDS];
-    state_fields(dl, f);
-    return state_nbytes(f);
-}
-
-static char* put(char* to, const void* from, size_t nbytes) {
-    memcpy(to, from, nbytes);
-    return to + nbytes;
-}
-
-static const char* take(void* to, const char* from, size_t nbytes) {
-    memcpy(to, from, nbytes);
-    return from + nbytes;
-}
+// what a saved position consists of; the first four must be what the loader has
+enum { S_VERSION, S_SHUFFLE, S_NSHARDS, S_NTOK, S_BT, S_NPROCESSES, S_RANK, S_EPOCH, S_SHARD, S_SAMPLE };
 
 void dataloader_save(const DataLoader* dl, void* bytes) {
-    uint64_t f[STATE_NFIELDS];
-    state_fields(dl, f);
-    char* p = put((char*)bytes, f, sizeof f);
-    if (dl->should_shuffle) {
-        p = put(p, dl->shard_indices, dl->nshards * sizeof(int));
-        p = put(p, dl->intra_shard_indices, dl->shard_num_samples * sizeof(int));
-        p = put(p, dl->rng.state, sizeof dl->rng.state);
-        put(p, &dl->rng.next, sizeof dl->rng.next);
-    }
+    const uint64_t f[STATE_NFIELDS] = {STATE_VERSION,
+                                       (uint64_t)dl->should_shuffle,
+                                       dl->nshards,
+                                       dl->ntok,
+                                       (uint64_t)dl->B * (uint64_t)dl->T,
+                                       (uint64_t)dl->num_processes,
+                                       (uint64_t)dl->process_rank,
+                                       dl->epoch,
+                                       dl->current_shard_idx,
+                                       dl->current_sample_idx};
+    memcpy(bytes, f, sizeof f);
 }
 
-static int below(const int* a, size_t n, size_t limit) {
-    for (size_t i = 0; i < n; i++) {
-        if (a[i] < 0 || (size_t)a[i] >= limit) { return 0; }
+int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char err[DATA_ERR_NBYTES]) {
+    static const char* const what[] = {"version", "shuffle", "number of shards", "number of tokens"};
+    uint64_t f[STATE_NFIELDS], want[STATE_NFIELDS];
+    if (nbytes != sizeof f) {
+        return data_error(err, "the saved position in the data is damaged: %zu bytes, want %zu", nbytes,
+                          sizeof f);
     }
-    return 1;
-}
-
-// does the state belong to this loader's data and shape?
-static int check_fields(const DataLoader* dl, const uint64_t f[STATE_NFIELDS], size_t nbytes, char* err) {
-    static const char* const what[STATE_NFIELDS] = {
-        "version", "B*T", "process rank", "number of processes", "shuffle", "shards", "tokens"};
-    uint64_t want[STATE_NFIELDS];
-    state_fields(dl, want);
-    for (int i = 0; i < 7; i++) {
+    memcpy(f, bytes, sizeof f);
+    dataloader_save(dl, want);
+    for (int i = 0; i <= S_NTOK; i++) {
         if (f[i] != want[i]) {
             return data_error(err, "the saved position in the data is for another %s: %llu, not %llu",
                               what[i], (unsigned long long)f[i], (unsigned long long)want[i]);
         }
     }
-    // the fields are bounded before they are added up
-    if (f[7] >= dl->nshards || f[9] > dl->ntok || f[8] > f[9] || state_nbytes(f) != nbytes) {
-        return data_error(
-            err,
-            "the saved position in the data is damaged: %zu bytes, shard %llu of %zu, sample %llu of %llu",
-            nbytes, (unsigned long long)f[7], dl->nshards, (unsigned long long)f[8],
-            (unsigned long long)f[9]);
-    }
-    return 0;
-}
-
-// Reads order, intra and rng, which follow the fields when shuffled, and goes there; nothing changes when it
-// fails.
-static int restore_at(DataLoader* dl, const uint64_t f[STATE_NFIELDS], const char* p, int* order, int* intra,
-                      char* err) {
-    Rng rng = dl->rng;
-    if (dl->should_shuffle) {
-        p = take(order, p, dl->nshards * sizeof(int));
-        p = take(intra, p, (size_t)f[9] * sizeof(int));
-        p = take(rng.state, p, sizeof rng.state);
-        take(&rng.next, p, sizeof rng.next);
-    } else {
-        rng_identity(order, dl->nshards);
-    }
-    if (!below(order, dl->nshards, dl->nshards) || rng.next > RNG_N ||
-        (dl->should_shuffle && !below(intra, (size_t)f[9], (size_t)f[9]))) {
-        return data_error(
-            err, "the saved position in the data is damaged: its order of shards or samples is none");
-    }
-    size_t nsamples = samples_in(dl, (size_t)order[f[7]]);
-    if (f[9] != nsamples) {
+    // all are bounded before they are multiplied, and epochs, which are walked through, so that this ends
+    const uint64_t most = 1u << 31, most_epochs = 1u << 24;
+    if (f[S_BT] < 1 || f[S_BT] > most || f[S_NPROCESSES] < 1 || f[S_NPROCESSES] > most || f[S_RANK] >= most ||
+        f[S_EPOCH] > most_epochs || f[S_SHARD] >= dl->nshards || f[S_SAMPLE] > most ||
+        f[S_SAMPLE] * f[S_NPROCESSES] > dl->ntok || f[S_SAMPLE] * f[S_NPROCESSES] * f[S_BT] > dl->ntok) {
         return data_error(err,
-                          "the saved position in the data is for a shard of %llu samples, but %s has %zu",
-                          (unsigned long long)f[9], data_path_tail(dl->shard[order[f[7]]].path), nsamples);
+                          "the saved position in the data is damaged: epoch %llu, shard %llu of %zu, sample "
+                          "%llu of %llu tokens",
+                          (unsigned long long)f[S_EPOCH], (unsigned long long)f[S_SHARD], dl->nshards,
+                          (unsigned long long)f[S_SAMPLE], (unsigned long long)(f[S_BT] * f[S_NPROCESSES]));
     }
-    if (open_shard(dl, (size_t)f[7], order, err) != 0) { return -1; }
-    dl->current_sample_idx = (size_t)f[8];
-    dl->rng = rng;
+    const size_t before = (size_t)(f[S_BT] * f[S_NPROCESSES]), now = tokens_per_sample(dl);
+    const size_t ntok = (size_t)f[S_SAMPLE] * before; // of the shard
+    if (dataloader_seek(dl, (int)f[S_RANK], (size_t)f[S_EPOCH], (size_t)f[S_SHARD], ntok / now, err) != 0) {
+        return -1;
+    }
+    err[0] = 0;
+    if (before != now) {
+        (void)data_error(err,
+                         "a step's batch was %zu tokens and is %zu: the data go on at token %zu of the shard",
+                         before, now, ntok / now * now);
+    }
     return 0;
-}
-
-int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char err[DATA_ERR_NBYTES]) {
-    uint64_t f[STATE_NFIELDS];
-    if (nbytes < sizeof f) {
-        return data_error(
-            err, "the saved position in the data is damaged: it has %zu bytes, at least %zu are needed",
-            nbytes, sizeof f);
-    }
-    const char* p = take(f, (const char*)bytes, sizeof f);
-    if (check_fields(dl, f, nbytes, err) != 0) { return -1; }
-    int* order = (int*)malloc(dl->nshards * sizeof(int));
-    int* intra = (int*)malloc(((size_t)f[9] + 1) * sizeof(int));
-    int bad = order && intra ? restore_at(dl, f, p, order, intra, err)
-                             : data_error(err, "out of memory for the order of data");
-    if (!bad && dl->should_shuffle) {
-        free(dl->shard_indices);
-        free(dl->intra_shard_indices);
-        dl->shard_indices = order;
-        dl->intra_shard_indices = intra;
-        return 0;
-    }
-    free(order);
-    free(intra);
-    return bad;
 }

@@ -28,8 +28,9 @@ typedef struct {
     DataShard* shard; // [nshards], sorted by name
     size_t nshards;
     size_t ntok; // of all shards
-    // where we are: what a resume restores
+    // where we are
     Rng rng;                   // of this process
+    size_t epoch;              // from 0
     size_t current_shard_idx;  // position in the order of shards
     size_t current_sample_idx; // of the shard; a sample is one batch for all processes
     size_t shard_num_samples;  // samples in the current shard
@@ -60,18 +61,30 @@ void dataloader_free(DataLoader* dl);
 // err.
 int dataloader_next_batch(DataLoader* dl, char err[DATA_ERR_NBYTES]);
 
-// Back before the first batch; with should_shuffle in a new order, as at the start of each epoch. 0, or -1
-// with err.
+// Back to where dataloader_init left it. 0, or -1 with err.
 int dataloader_reset(DataLoader* dl, char err[DATA_ERR_NBYTES]);
 
-/* dataloader_save, dataloader_restore -- the position to and from bytes, so that a resumed run reads the
- * very batches that the stopped one would have read.
+/* dataloader_seek -- goes to where process `rank` stands in shard number shard_idx of its order in an epoch,
+ * after sample_idx samples of it; then every process has read as many batches of that epoch, each in its own
+ * order.
  *
- * Layout   doc/formats.md. dataloader_state_nbytes(dl) bytes; the number changes from shard to shard.
- * Errors   restore: -1 with err when the bytes are not a state, or are that of other data, another
- *          B*T*num_processes or another should_shuffle; dl stands where it stood.
+ * What was drawn for the order up to there is drawn again: the next batches are those of a run that was never
+ * stopped. sample_idx beyond the shard's end is its end.
+ * Errors   -1 with err: no such shard, or it cannot be opened; dl stands where it stood.
  */
-size_t dataloader_state_nbytes(const DataLoader* dl);
+int dataloader_seek(DataLoader* dl, int rank, size_t epoch, size_t shard_idx, size_t sample_idx,
+                    char err[DATA_ERR_NBYTES]);
+
+/* dataloader_save, dataloader_restore -- the position to and from bytes, so that a resumed run reads the
+ * very batches that the stopped one would have read. One process' bytes serve all processes.
+ *
+ * Layout   doc/formats.md.
+ * Note     With another B*T*num_processes a sample is another piece of a shard: restore goes to as many tokens
+ *          of the shard, rounded down to a sample, returns 0 and says so in err. Otherwise err is empty.
+ * Errors   restore: -1 with err when the bytes are not a position, or are that of other data or another
+ *          should_shuffle; dl stands where it stood.
+ */
+enum { DATA_STATE_NBYTES = 80 };
 void dataloader_save(const DataLoader* dl, void* bytes);
 int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char err[DATA_ERR_NBYTES]);
 

@@ -15,7 +15,7 @@
 
 #define MODEL_MAGIC   20240326
 #define STATE_MAGIC   20261129
-#define STATE_VERSION 1
+#define STATE_VERSION 2
 #define DEBUG_MAGIC   20240327
 #define DEBUG_VERSION 2
 #define HEADER_WORDS  256
@@ -539,6 +539,9 @@ static int state_open(In* in, const char* path, GPTConfig* c, CheckpointState* s
     char why[TRAIN_ERR];
     if (in_open(in, path, "a state file of this program", STATE_MAGIC, err) != 0) { return -1; }
     const int32_t* w = in->header;
+    if (w[1] == 1) {
+        return in_fail(in, err, "is of version 1, without the data's epoch; want %d", STATE_VERSION);
+    }
     if (w[1] != STATE_VERSION) { return in_fail(in, err, "is of version %d; want %d", w[1], STATE_VERSION); }
     *c = config_of(w + W_CONFIG);
     if (config_check(c, why) != 0) { return in_fail(in, err, "header is damaged: %s", why); }

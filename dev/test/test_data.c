@@ -217,83 +217,158 @@ static void test_shuffled(void) {
 }
 
 // ---- position ---------------------------------------------------------------------------------------------
-// stopped after each number of batches, a second loader goes on as the first
-static void test_resume(int shuffle) {
+enum { LONG = 60 }; // batches: four epochs and a half of 13
+
+static DataLoader opened_four(int rank, int P, int shuffle) {
+    return opened("four_*.bin", B, T, rank, P, shuffle, 50257);
+}
+
+// Stopped after each number of batches, at the ends of shards and epochs too, every process goes on as if it
+// had not been, whichever process' position was saved.
+static void test_resume(int P, int shuffle) {
+    static const int nsamp[4] = {5, 3, 4, 1};
+    int first[4][LONG + 16]; // token of each process' batches
     char err[DATA_ERR_NBYTES];
-    for (int stop = 0; stop <= 26; stop++) {
-        CHECK_AT("shuffle %d, stopped after %d", shuffle, stop);
-        DataLoader a = opened("mix_*.bin", B, T, 1, 2, shuffle, 50257);
-        for (int k = 0; k < stop; k++) {
-            next(&a);
-        }
-        size_t nbytes = dataloader_state_nbytes(&a);
-        void* state = malloc(nbytes);
-        memset(state, 0xff, nbytes);
-        dataloader_save(&a, state);
-        DataLoader b = opened("mix_*.bin", B, T, 1, 2, shuffle, 50257);
-        next(&b); // stands elsewhere
-        CHECK(dataloader_restore(&b, state, nbytes, err) == 0);
-        int wrong = 0;
-        for (int k = 0; k < 30; k++) {
-            wrong += !next(&a) || !next(&b);
-            wrong += memcmp(a.inputs, b.inputs, B * T * sizeof(int)) != 0;
-            wrong += memcmp(a.targets, b.targets, B * T * sizeof(int)) != 0;
-        }
-        CHECK(wrong == 0);
-        dataloader_free(&a);
-        dataloader_free(&b);
-        free(state);
+    for (int s = 0; s < 4; s++) {
+        char name[32];
+        snprintf(name, sizeof name, "four_%06d.bin", s);
+        write_shard(name, s, nsamp[s] * P * B * T + 1 + s, 2);
     }
+    for (int r = 0; r < P; r++) {
+        DataLoader dl = opened_four(r, P, shuffle);
+        for (int k = 0; k < LONG + 16; k++) {
+            CHECK(next(&dl));
+            first[r][k] = dl.inputs[0];
+        }
+        dataloader_free(&dl);
+    }
+    for (int saver = 0; saver<P; saver += P> 1 ? P - 1 : 1) {
+        DataLoader a = opened_four(saver, P, shuffle);
+        for (int stop = 0; stop <= LONG; stop++) {
+            unsigned char state[DATA_STATE_NBYTES];
+            memset(state, 0xff, sizeof state);
+            dataloader_save(&a, state);
+            CHECK_AT("P=%d shuffle %d, stopped after %d, saved by %d", P, shuffle, stop, saver);
+            for (int r = 0; r < P; r++) {
+                DataLoader b = opened_four(r, P, shuffle);
+                int wrong = !next(&b); // stands elsewhere
+                strcpy(err, "not touched");
+                wrong += dataloader_restore(&b, state, sizeof state, err) != 0 || err[0] != 0;
+                for (int k = 0; k < 16; k++) {
+                    wrong += !next(&b) || b.inputs[0] != first[r][stop + k];
+                    wrong += b.targets[B * T - 1] != first[r][stop + k] + B * T;
+                }
+                CHECK(wrong == 0);
+                dataloader_free(&b);
+            }
+            CHECK(next(&a));
+        }
+        dataloader_free(&a);
+    }
+}
+
+// another B*T*processes: as many tokens into the shard, rounded down to a sample, and a note
+static void test_resume_reshaped(void) {
+    uint64_t state[DATA_STATE_NBYTES / 8];
+    char err[DATA_ERR_NBYTES];
+    CHECK_AT("another shape");
+    write_shard("wide_0.bin", 0, 200, 2);
+    write_shard("wide_1.bin", 1, 200, 2);
+    DataLoader a = opened("wide_*.bin", B, T, 0, 1, 0, 50257); // 24 samples of 8 tokens a shard
+    for (int k = 0; k < 24 + 7; k++) {
+        next(&a);
+    }
+    dataloader_save(&a, state); // 56 tokens into the second shard
+    DataLoader b = opened("wide_*.bin", 3, T, 1, 2, 0, 50257);
+    CHECK(dataloader_restore(&b, state, sizeof state, err) == 0);
+    CHECK(strcmp(err, "a step's batch was 8 tokens and is 24: the data go on at token 48 of the shard") == 0);
+    CHECK(next(&b) && b.inputs[0] == 2000 + 48 + 12);
+    dataloader_free(&b);
+    b = opened("wide_*.bin", 1, T, 1, 2, 0, 50257); // the same number of tokens, in two parts
+    CHECK(dataloader_restore(&b, state, sizeof state, err) == 0 && err[0] == 0);
+    CHECK(next(&b) && b.inputs[0] == 2000 + 56 + 4);
+    dataloader_free(&b);
+    b = opened("wide_*.bin", 45, T, 0, 1, 0, 50257); // one sample of 180 tokens a shard: its only one
+    CHECK(dataloader_restore(&b, state, sizeof state, err) == 0 && next(&b) && b.inputs[0] == 2000);
+    for (int k = 24 + 7; k < 48; k++) {
+        next(&a);
+    }
+    dataloader_save(&a, state); // 192 tokens: the shard's end
+    CHECK(dataloader_restore(&b, state, sizeof state, err) == 0 && next(&b) && b.inputs[0] == 1000);
+    dataloader_free(&b);
+    dataloader_free(&a);
+    // shuffled, the processes have read the same number of batches: their epochs end together
+    a = opened("mix_*.bin", B, T, 0, 1, 1, 50257);
+    for (int k = 0; k < 24 + 17; k++) {
+        next(&a);
+    }
+    dataloader_save(&a, state);
+    CHECK(a.epoch == 1);
+    int left[3] = {0};
+    for (int r = 0; r < 3; r++) {
+        b = opened("mix_*.bin", 1, T, r, 3, 1, 50257);
+        CHECK(dataloader_restore(&b, state, sizeof state, err) == 0 && b.epoch == 1);
+        CHECK(strstr(err, "was 8 tokens and is 12") != NULL);
+        while (b.epoch == 1 && left[r] < 100) {
+            left[r] += next(&b);
+        }
+        dataloader_free(&b);
+    }
+    CHECK(left[0] > 1 && left[0] == left[1] && left[0] == left[2]);
+    dataloader_free(&a);
 }
 
 // restores must fail with `text` and leave the loader where it stands
 static void check_refused(DataLoader* dl, const void* state, size_t nbytes, const char* text) {
-    char err[DATA_ERR_NBYTES] = "";
-    size_t n = dataloader_state_nbytes(dl);
-    void* before = malloc(n);
-    void* after = malloc(n);
+    char err[DATA_ERR_NBYTES] = "", before[DATA_STATE_NBYTES], after[DATA_STATE_NBYTES];
     dataloader_save(dl, before);
     CHECK_AT("%s", text);
     CHECK(dataloader_restore(dl, state, nbytes, err) == -1);
     if (!strstr(err, text)) { fprintf(stderr, "wanted '%s', got '%s'\n", text, err); }
     CHECK(strstr(err, text) != NULL && !strchr(err, '\n'));
-    CHECK(dataloader_state_nbytes(dl) == n);
     dataloader_save(dl, after);
-    CHECK_BITS(after, before, n);
-    free(before);
-    free(after);
+    CHECK_BITS(after, before, sizeof before);
 }
 
 static void test_resume_errors(void) {
     DataLoader dl = opened("mix_*.bin", B, T, 1, 2, 1, 50257);
+    uint64_t f[DATA_STATE_NBYTES / 8];
+    char err[DATA_ERR_NBYTES];
     next(&dl);
-    size_t nbytes = dataloader_state_nbytes(&dl);
-    uint64_t* f = (uint64_t*)malloc(nbytes); // a state begins with its fields
     dataloader_save(&dl, f);
-    check_refused(&dl, f, 7, "has 7 bytes");
-    check_refused(&dl, f, nbytes - 4, "damaged");
-    static const char* const what[7] = {
-        "another version: 9", "another B*T: 9",           "another process rank: 9", "number of processes",
-        "another shuffle",    "another shards: 9, not 3", "another tokens: 9, not"};
-    for (int i = 0; i < 7; i++) {
-        uint64_t keep = f[i];
-        f[i] = 9;
-        check_refused(&dl, f, nbytes, what[i]);
-        f[i] = keep;
+    check_refused(&dl, f, 7, "damaged: 7 bytes, want 80");
+    static const struct {
+        int field;
+        uint64_t value;
+        const char* text;
+    } bad[] = {{0, 9, "another version: 9, not 2"},
+               {1, 0, "another shuffle: 0, not 1"},
+               {2, 9, "another number of shards: 9, not 3"},
+               {3, 9, "another number of tokens: 9, not"},
+               {4, 0, "damaged"},
+               {4, ~0ull, "damaged"},
+               {5, 0, "damaged"},
+               {6, 1ull << 40, "damaged"},
+               {7, 1ull << 40, "damaged"},
+               {8, 3, "damaged: epoch 0, shard 3 of 3, sample 1 of 16 tokens"},
+               {9, 100, "damaged"},
+               {9, 1ull << 60, "damaged"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const uint64_t keep = f[bad[i].field];
+        f[bad[i].field] = bad[i].value;
+        check_refused(&dl, f, sizeof f, bad[i].text);
+        f[bad[i].field] = keep;
     }
-    f[7] += 3; // no such shard
-    check_refused(&dl, f, nbytes, "damaged");
-    f[7] -= 3;
-    int* order = (int*)(f + 10);
-    order[1] += 77;
-    check_refused(&dl, f, nbytes, "its order");
-    order[1] -= 77;
-    int swap = order[0]; // the current shard becomes one with another number of samples
-    order[0] = order[1];
-    order[1] = swap;
-    check_refused(&dl, f, nbytes, "for a shard of 4 samples");
+    CHECK_AT("a shard that went away");
+    CHECK(rename(in_dir("mix_000000.bin"), in_dir("gone.bin")) == 0);
+    for (f[8] = 0; f[8] < 3 && dataloader_restore(&dl, f, sizeof f, err) == 0;) {
+        f[8]++;
+    }
+    CHECK(f[8] < 3 && strstr(err, "can't open") && strstr(err, "mix_000000.bin"));
+    CHECK(rename(in_dir("gone.bin"), in_dir("mix_000000.bin")) == 0);
+    CHECK(dataloader_seek(&dl, 0, 0, 3, 0, err) == -1 && strstr(err, "no shard 3 in the order of 3"));
+    CHECK(dataloader_seek(&dl, 1, 0, 0, 0, err) == 0 && next(&dl) && dl.inputs[0] == 3000 + B * T);
     dataloader_free(&dl);
-    free(f);
 }
 
 // A token beyond the 2^31st byte, in a sparse file of 4.2 GB; the position is set through the saved state, as
@@ -314,11 +389,11 @@ static void test_large(void) {
     CHECK(dl.shard_num_samples == 2099 && dl.ntok == NTOK);
     dataloader_free(&dl);
     dl = opened("large.bin", 1, 2, 0, 1, 0, 50257);
-    uint64_t f[10];
+    uint64_t f[DATA_STATE_NBYTES / 8];
     char err[DATA_ERR_NBYTES];
-    CHECK(dataloader_state_nbytes(&dl) == sizeof f && dl.shard_num_samples == (NTOK - 1) / 2);
+    CHECK(dl.shard_num_samples == (NTOK - 1) / 2);
     dataloader_save(&dl, f);
-    f[8] = dl.shard_num_samples - 1; // its two inputs and the target are tokens NTOK-4, -3 and -2
+    f[9] = dl.shard_num_samples - 1; // its two inputs and the target are tokens NTOK-4, -3 and -2
     CHECK(dataloader_restore(&dl, f, sizeof f, err) == 0 && next(&dl));
     CHECK(dl.inputs[0] == 0 && dl.inputs[1] == 7 && dl.targets[0] == 7 && dl.targets[1] == 8);
     dataloader_free(&dl);
@@ -578,8 +653,11 @@ int main(void) {
     }
     write_shuffled_shards();
     test_shuffled();
-    test_resume(0);
-    test_resume(1);
+    for (int P = 1; P <= 4; P++) {
+        test_resume(P, 0);
+        test_resume(P, 1);
+    }
+    test_resume_reshaped();
     test_resume_errors();
     test_large();
     test_shard_errors();
