@@ -16,6 +16,8 @@
 #define MODEL_MAGIC   20240326
 #define STATE_MAGIC   20261129
 #define STATE_VERSION 2
+#define LLMC_MAGIC    20240527
+#define LLMC_VERSION  1
 #define DEBUG_MAGIC   20240327
 #define DEBUG_VERSION 2
 #define HEADER_WORDS  256
@@ -83,7 +85,7 @@ static void config_put(int32_t* w, const GPTConfig* c) {
 // ---- reading ----------------------------------------------------------------------------------------------
 typedef struct {
     FILE* f;
-    const char* path;
+    char path[CHECKPOINT_PATH];
     uint64_t nbytes;
     int32_t header[HEADER_WORDS];
 } In;
@@ -112,7 +114,7 @@ static int in_read(In* in, uint64_t at, void* to, size_t nbytes, char err[TRAIN_
 // opens a file of a kind (in words) and reads its header, of which magic and version are checked
 static int in_open(In* in, const char* path, const char* kind, int magic, char err[TRAIN_ERR]) {
     struct stat info;
-    in->path = path;
+    (void)snprintf(in->path, sizeof in->path, "%s", path);
     in->f = NULL;
     if (stat(path, &info) != 0) { return in_fail(in, err, "%s; want %s", strerror(errno), kind); }
     if (!S_ISREG(info.st_mode)) { return in_fail(in, err, "is not a regular file; want %s", kind); }
@@ -266,9 +268,11 @@ static void convert(char* to, FoDtype to_type, const char* from, FoDtype from_ty
 }
 
 // ---- reading arrays ---------------------------------------------------------------------------------------
-// an array of all parameters in a file, from byte `at` on
+// An array of all parameters in nfiles files, from byte `at` of each on: file k has of each layer of each tensor
+// the k-th of nfiles equal parts, as llm.c's ZeRO cuts them. One file has all.
 typedef struct {
-    In* in;
+    In* in; // [nfiles]
+    int nfiles;
     uint64_t at;
     FoDtype type;
 } Source;
@@ -282,8 +286,20 @@ typedef struct {
 
 static int read_block(const Source* from, const Tensors* ts, const Block* b, char* block,
                       char err[TRAIN_ERR]) {
-    const size_t nbytes = fo_dtype_nbytes(from->type);
-    return in_read(from->in, from->at + b->before * nbytes, block, block_nelem(ts, b) * nbytes, err);
+    const size_t nbytes = fo_dtype_nbytes(from->type), nfiles = (size_t)from->nfiles;
+    const Tensor* x = &ts->t[b->tensor];
+    const size_t part = x->rows * x->cols / nfiles, first = b->row * x->cols;
+    const size_t end = first + block_nelem(ts, b);
+    const uint64_t before = (b->before - first) / nfiles; // a file's elements of earlier layers
+    for (size_t k = first, next; k < end; k = next) {
+        const size_t file = k / part;
+        next = min_size(end, (file + 1) * part);
+        const uint64_t at = from->at + (before + k - file * part) * nbytes;
+        if (in_read(&from->in[file], at, block + (k - first) * nbytes, (next - k) * nbytes, err) != 0) {
+            return -1;
+        }
+    }
+    return 0;
 }
 
 // a block's boxes into a target's arena, through `values` [block_nelem] floats
@@ -347,7 +363,7 @@ int checkpoint_read_model(const char* path, const Tensors* ts, floatX* params, c
     GPTConfig c;
     int version;
     if (model_open(&in, path, &c, &version, err) != 0 || config_same(&in, &c, want, err) != 0) { return -1; }
-    const Source from = {&in, HEADER_NBYTES, version == 3 ? FO_FP32 : FO_BF16};
+    const Source from = {&in, 1, HEADER_NBYTES, version == 3 ? FO_FP32 : FO_BF16};
     if (read_arrays(&from, to, s, err) != 0) { return -1; }
     fclose(in.f);
     return 0;
@@ -575,7 +591,7 @@ int checkpoint_read_state(const char* path, CheckpointState* st, const Tensors* 
     if (in_read(&in, at, st->trainer, st->trainer_nbytes, err) != 0) { return -1; }
     at += st->trainer_nbytes;
     for (int i = 0; i < 3; i++) {
-        const Source from = {&in, at, FO_FP32};
+        const Source from = {&in, 1, at, FO_FP32};
         if (read_arrays(&from, to[i], s, err) != 0) { return -1; }
         at += (uint64_t)os->ntotal * sizeof(float);
     }
@@ -587,6 +603,150 @@ void checkpoint_state_free(CheckpointState* st) {
     free(st->loader);
     free(st->trainer);
     memset(st, 0, sizeof *st);
+}
+
+// ---- llm.c's optimizer state ------------------------------------------------------------------------------
+// words of the header of one rank's file; two-word ones are uint64
+enum { X_NPROC = 2, X_RANK, X_MASTER, X_SHUFFLE, X_STEP = 10, X_SHARD = 30, X_SAMPLE = 32 };
+enum { LLMC_RNG_NBYTES = 2520, LLMC_MAX_NPROC = 4096 };
+
+typedef struct {
+    In* in; // [nproc], open
+    int nproc;
+    int nfiles;     // in which an array is: nproc with ZeRO (-z 1), 1 without
+    uint64_t nelem; // of an array in a file
+} LlmcState;
+
+static void llmc_path(char path[CHECKPOINT_PATH], const char* dir, int step, int rank) {
+    (void)snprintf(path, CHECKPOINT_PATH, "%s/state_%08d_%05d.bin", dir, step, rank);
+}
+
+static void llmc_close(LlmcState* x) {
+    for (int k = 0; k < x->nproc; k++) {
+        if (x->in[k].f) { fclose(x->in[k].f); }
+    }
+    free(x->in);
+    memset(x, 0, sizeof *x);
+}
+
+static uint64_t llmc_arrays_nbytes(const In* in, uint64_t nelem) {
+    return (in->header[X_MASTER] ? 3 : 2) * sizeof(float) * nelem;
+}
+
+// 1: the file is as long as it must be with nelem elements in an array; -1: err. If it was shuffled, then the
+// orders of shards and of samples follow, their numbers before them, and a generator
+static int llmc_fits(In* in, uint64_t nelem, char err[TRAIN_ERR]) {
+    uint64_t at = HEADER_NBYTES + llmc_arrays_nbytes(in, nelem), n;
+    for (int i = 0; i < 2 && in->header[X_SHUFFLE]; i++) {
+        if (at + sizeof n > in->nbytes) { return 0; }
+        if (in_read(in, at, &n, sizeof n, err) != 0) { return -1; }
+        if (n > in->nbytes) { return 0; }
+        at += sizeof n + n * sizeof(int32_t);
+    }
+    return in->nbytes == at + (in->header[X_SHUFFLE] ? LLMC_RNG_NBYTES : 0);
+}
+
+// can llm.c's ZeRO cut this model over nproc ranks?
+static int llmc_divides(const Tensors* ts, int nproc) {
+    for (int i = 0; i < NTENSORS; i++) {
+        if (ts->t[i].rows * ts->t[i].cols % (size_t)nproc != 0) { return 0; }
+    }
+    return 1;
+}
+
+// one rank's file, and what must be in its header: what is in rank 0's (NULL: this is rank 0's)
+static int llmc_open_rank(In* in, const char* dir, int step, int rank, const In* first, char err[TRAIN_ERR]) {
+    char path[CHECKPOINT_PATH];
+    llmc_path(path, dir, step, rank);
+    if (in_open(in, path, "a rank's optimizer state of llm.c", LLMC_MAGIC, err) != 0) { return -1; }
+    const int32_t* w = in->header;
+    if (w[1] != LLMC_VERSION) { return in_fail(in, err, "is of version %d; want %d", w[1], LLMC_VERSION); }
+    if (w[X_NPROC] < 1 || w[X_NPROC] > LLMC_MAX_NPROC) {
+        return in_fail(in, err, "header is damaged: %d processes, want 1 to %d", w[X_NPROC], LLMC_MAX_NPROC);
+    }
+    if (w[X_STEP] != step) { return in_fail(in, err, "is of step %d", w[X_STEP]); }
+    if (w[X_RANK] != rank) { return in_fail(in, err, "is of rank %d", w[X_RANK]); }
+    if (first && w[X_NPROC] != first->header[X_NPROC]) {
+        return in_fail(in, err, "is of %d processes, but rank 0's of %d", w[X_NPROC], first->header[X_NPROC]);
+    }
+    if (first && (w[X_MASTER] != first->header[X_MASTER] || w[X_SHUFFLE] != first->header[X_SHUFFLE])) {
+        return in_fail(in, err, "is of a run with other options than rank 0's: -w %d, shuffle %d",
+                       w[X_MASTER], w[X_SHUFFLE]);
+    }
+    return 0;
+}
+
+// opens the files of all ranks and checks that they are a state of model c, complete
+static int llmc_open(LlmcState* x, const char* dir, int step, const GPTConfig* c, char err[TRAIN_ERR]) {
+    const Tensors ts = whole_tensors(c);
+    In first;
+    memset(x, 0, sizeof *x);
+    if (llmc_open_rank(&first, dir, step, 0, NULL, err) != 0) { return -1; }
+    const int nproc = first.header[X_NPROC];
+    x->in = (In*)allocate((size_t)nproc * sizeof(In));
+    x->in[0] = first;
+    for (x->nproc = 1; x->nproc < nproc; x->nproc++) {
+        if (llmc_open_rank(&x->in[x->nproc], dir, step, x->nproc, &first, err) != 0) {
+            llmc_close(x);
+            return -1;
+        }
+    }
+    x->nfiles = 1;
+    x->nelem = ts.ntotal;
+    int fits = llmc_fits(&x->in[0], x->nelem, err);
+    if (fits == 0 && llmc_divides(&ts, nproc)) {
+        x->nfiles = nproc;
+        x->nelem = ts.ntotal / (uint64_t)nproc;
+    }
+    for (int k = 0; k < nproc && fits >= 0; k++) {
+        fits = llmc_fits(&x->in[k], x->nelem, err);
+        if (fits == 0) {
+            (void)in_fail(
+                &x->in[k], err,
+                "has %llu bytes: it is truncated, or its optimizer's arrays are not of this model's "
+                "%zu parameters, nor (-z 1) of 1/%d of them",
+                (unsigned long long)x->in[k].nbytes, ts.ntotal, nproc);
+            fits = -1;
+        }
+    }
+    if (fits < 0) { llmc_close(x); }
+    return fits < 0 ? -1 : 0;
+}
+
+int checkpoint_import_llmc(const char* dir, int step, LlmcPosition* position, const Tensors* ts,
+                           floatX* params, const Tensors* os, float* m, float* v, float* master, FoStream* s,
+                           char err[TRAIN_ERR]) {
+    const Target to[3][2] = {
+        {{os, m, FO_FP32}}, {{os, v, FO_FP32}}, {{os, master, FO_FP32}, {ts, params, FO_FLOATX}}};
+    char path[CHECKPOINT_PATH];
+    LlmcState x;
+    In model;
+    GPTConfig c;
+    int version, rc = 0;
+    checkpoint_path(path, dir, "model", step);
+    if (model_open(&model, path, &c, &version, err) != 0 || config_same(&model, &c, &os->config, err) != 0) {
+        return -1;
+    }
+    fclose(model.f);
+    if (llmc_open(&x, dir, step, &c, err) != 0) { return -1; }
+    const int32_t* w = x.in[0].header;
+    const int has_master = w[X_MASTER] != 0;
+    position->nproc = x.nproc;
+    position->should_shuffle = w[X_SHUFFLE] != 0;
+    position->shard_idx = (size_t)get_u64(w + X_SHARD);
+    position->sample_idx = (size_t)get_u64(w + X_SAMPLE);
+    for (int i = 0; i < 2 + has_master && rc == 0; i++) {
+        const Source from = {x.in, x.nfiles, HEADER_NBYTES + (uint64_t)i * sizeof(float) * x.nelem, FO_FP32};
+        rc = read_arrays(&from, to[i], s, err);
+    }
+    llmc_close(&x);
+    if (rc == 0 && !has_master) { rc = checkpoint_read_model(path, ts, params, os, master, s, err); }
+    if (rc == 0) { err[0] = 0; }
+    if (rc == 0 && position->should_shuffle) {
+        (void)train_error(
+            err, "llm.c does not store the epoch: shuffled data go on in the order of the first one");
+    }
+    return rc;
 }
 
 // ---- output folder ----------------------------------------------------------------------------------------
@@ -660,6 +820,36 @@ static int done_steps(const char* dir, int** steps, char err[TRAIN_ERR]) {
     return (int)n;
 }
 
+static int remove_file(const char* path, char err[TRAIN_ERR]) {
+    if (unlink(path) == 0 || errno == ENOENT) { return 0; }
+    return train_error(err, "%s: cannot be deleted: %s", path, strerror(errno));
+}
+
+// how many files a folder has that are named as llm.c's ranks name their states of a step; drop: they are
+// deleted. -1: err
+static int llmc_files(const char* dir, int step, int drop, char err[TRAIN_ERR]) {
+    char path[CHECKPOINT_PATH], again[CHECKPOINT_PATH];
+    int n = 0;
+    DIR* d = opendir(dir);
+    if (!d) { return train_error(err, "output folder %s: cannot be read: %s", dir, strerror(errno)); }
+    for (struct dirent* e; n >= 0 && (e = readdir(d)) != NULL;) {
+        int its_step, rank;
+        if (sscanf(e->d_name, "state_%d_%d.bin", &its_step, &rank) != 2 || its_step != step) { continue; }
+        (void)snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+        llmc_path(again, dir, step, rank);
+        if (strcmp(again, path) != 0) { continue; } // somebody else's
+        n = drop && remove_file(path, err) != 0 ? -1 : n + 1;
+    }
+    closedir(d);
+    return n;
+}
+
+int checkpoint_is_llmc(const char* dir, int step) {
+    char path[CHECKPOINT_PATH], err[TRAIN_ERR];
+    checkpoint_path(path, dir, "state", step);
+    return access(path, F_OK) != 0 && llmc_files(dir, step, 0, err) > 0;
+}
+
 // are both files of a step there, sound, of the same model?
 static int step_is_sound(const char* dir, int step, char err[TRAIN_ERR]) {
     char path[CHECKPOINT_PATH];
@@ -669,6 +859,12 @@ static int step_is_sound(const char* dir, int step, char err[TRAIN_ERR]) {
     int version;
     checkpoint_path(path, dir, "model", step);
     if (checkpoint_read_header(path, &model, &version, err) != 0) { return 0; }
+    if (checkpoint_is_llmc(dir, step)) {
+        LlmcState x;
+        if (llmc_open(&x, dir, step, &model, err) != 0) { return 0; }
+        llmc_close(&x);
+        return 1;
+    }
     checkpoint_path(path, dir, "state", step);
     if (state_open(&in, path, &state, &st, err) != 0 || config_same(&in, &state, &model, err) != 0) {
         return 0;
@@ -695,11 +891,6 @@ int checkpoint_find(const char* dir, char err[TRAIN_ERR]) {
     return found;
 }
 
-static int remove_file(const char* path, char err[TRAIN_ERR]) {
-    if (unlink(path) == 0 || errno == ENOENT) { return 0; }
-    return train_error(err, "%s: cannot be deleted: %s", path, strerror(errno));
-}
-
 int checkpoint_remove(const char* dir, int step, char err[TRAIN_ERR]) {
     char path[CHECKPOINT_PATH];
     checkpoint_done_path(path, dir, step); // first, so that no half checkpoint ever looks complete
@@ -707,7 +898,8 @@ int checkpoint_remove(const char* dir, int step, char err[TRAIN_ERR]) {
     checkpoint_path(path, dir, "model", step);
     rc = rc ? rc : remove_file(path, err);
     checkpoint_path(path, dir, "state", step);
-    return rc ? rc : remove_file(path, err);
+    rc = rc ? rc : remove_file(path, err);
+    return rc ? rc : llmc_files(dir, step, 1, err) < 0 ? -1 : 0;
 }
 
 int checkpoint_prune(const char* dir, int step, int keep, int major, char err[TRAIN_ERR]) {

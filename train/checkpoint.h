@@ -86,6 +86,30 @@ int checkpoint_read_state(const char* path, CheckpointState* st, const Tensors* 
                           char err[TRAIN_ERR]);
 void checkpoint_state_free(CheckpointState* st); // of one that was read
 
+// ---- llm.c's optimizer state ------------------------------------------------------------------------------
+// where rank 0 of a run of llm.c stood in its data: which epoch, and its -b and -t, it does not store
+typedef struct {
+    int nproc, should_shuffle;
+    size_t shard_idx, sample_idx;
+} LlmcPosition;
+
+/* checkpoint_import_llmc -- what a run of llm.c left after `step` updates: model_%08d.bin and, of each of its
+ * ranks, state_%08d_%05d.bin, without ZeRO (-z 0) or with (-z 1).
+ *
+ * As checkpoint_read_state; any mesh may take over from any number of llm.c's ranks. Without masters (-w 0)
+ * they are the model file's values.
+ * Note     err says what is lost: with shuffled data, the epoch. Otherwise it is empty. dataloader_seek goes to
+ *          the position (rank 0, epoch 0), with llm.c's -b, -t and number of ranks the very one.
+ * Errors   -1, one line that names the file: of a rank, and missing; truncated; of another step, rank, number of
+ *          ranks; of another model.
+ */
+int checkpoint_import_llmc(const char* dir, int step, LlmcPosition* position, const Tensors* ts,
+                           floatX* params, const Tensors* os, float* m, float* v, float* master, FoStream* s,
+                           char err[TRAIN_ERR]);
+
+// has this step states of llm.c's ranks, and none of this program's?
+int checkpoint_is_llmc(const char* dir, int step);
+
 // ---- output folder ----------------------------------------------------------------------------------------
 // makes the folder (mode 0755) if it is missing, and tries whether files can be made in it
 int checkpoint_prepare_folder(const char* dir, char err[TRAIN_ERR]);
@@ -97,8 +121,8 @@ void checkpoint_done_path(char path[CHECKPOINT_PATH], const char* dir, int step)
 // marks a step complete, after both of its files. Rank 0, and after every rank's writing has returned 0
 int checkpoint_write_done(const char* dir, int step, char err[TRAIN_ERR]);
 
-/* checkpoint_find -- the newest step that has a DONE file, a model and a state file, both sound as far as
- * headers and lengths tell. -1: none. err says which were passed over, and why; else it is empty.
+/* checkpoint_find -- the newest step that has a DONE file, a model and a state file (or those of llm.c's
+ * ranks), all sound as far as headers and lengths tell. -1: none. err says which were passed over, and why; else it is empty.
  */
 int checkpoint_find(const char* dir, char err[TRAIN_ERR]);
 
