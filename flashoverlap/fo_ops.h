@@ -182,6 +182,20 @@ void fo_attention_backward(floatX* dqkv,       // [N, 3*NH*hs]
                            const float* lse,   // [N, NH]
                            size_t row0, size_t n, FoLayout l, int NH, int hs, FoStream* s);
 
+/* fo_attention_backward_kv -- dk and dv of the keys in rows [row0, row0 + n), and what these keys add to dq.
+ *
+ * The rows are whole shards (with whole sequences: whole sequences). dk and dv are final, so they can leave
+ * while the next shard is computed; dq is complete after calls for all rows: zero it before the first. dk and
+ * dv have the bits of fo_attention_backward; those of dq depend on the calls and their order.
+ */
+void fo_attention_backward_kv(float* dq,   // [N, NH*hs], read and written
+                              floatX* dkv, // [N, 2*NH*hs]: k of all heads, then v; the rows are written
+                              const floatX* dout, // [N, NH*hs]
+                              const floatX* qkv,  // [N, 3*NH*hs]
+                              const floatX* out,  // [N, NH*hs]
+                              const float* lse,   // [N, NH]
+                              size_t row0, size_t n, FoLayout l, int NH, int hs, FoStream* s);
+
 // ---- loss, vocabulary cut by rank -------------------------------------------------------------------------
 // a rank's share of a row's softmax: over its columns, the largest logit, sum of exp(logit - max), and the
 // logit of the target (0 where another rank has it): 12 bytes a token

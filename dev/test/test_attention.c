@@ -1,5 +1,5 @@
-/* test_attention.c -- fo_attention_forward and backward: right, and a row has the same bits however rows are
- * cut.
+/* test_attention.c -- fo_attention_forward, backward and decode: right, and a row has the same bits however
+ * rows are cut.
  *
  * The oracle computes each head of each sequence in double with the whole [T, T] matrix, below. Rows that a
  * forward call must not read (queries and keys of later positions) are NaN while it runs.
@@ -160,6 +160,44 @@ static double tolerance(double bf16_roundings, double size) {
     return FO_FLOATX == FO_BF16 ? bf16_roundings * 0x1p-9 : 4e-6 + 1e-7 * size * size;
 }
 
+/* The gradients by keys, `cut` rows a call, in ascending or descending order: after each call its dk and dv
+ * are those of fo_attention_backward, the rows of others untouched; after the last dq is right. tol: of dq.
+ */
+static void check_by_keys(FoDevice* d, FoStream* s, const Case* c, size_t cut, int descending, double tol) {
+    size_t n1 = c->N * c->C, row_nbytes = 2 * c->C * sizeof(floatX), ncalls = c->N / cut;
+    float* dq = fo_malloc(d, n1 * sizeof *dq);
+    floatX* dkv = fo_malloc(d, 2 * n1 * sizeof *dkv);
+    floatX* expected = fo_malloc(d, 2 * n1 * sizeof *dkv);
+    float* want_dq = host_alloc(n1, sizeof *want_dq);
+    memset(dkv, 0xff, 2 * n1 * sizeof *dkv); // NaN
+    memset(expected, 0xff, 2 * n1 * sizeof *dkv);
+    CHECK_AT("B=%d T=%d P=%d zigzag=%d NH=%d hs=%d, %zu keys a call, descending=%d", c->l.B, c->l.T, c->l.P,
+             c->l.zigzag, c->NH, c->hs, cut, descending);
+    fo_attention_backward_kv(NULL, NULL, NULL, NULL, NULL, NULL, c->N, 0, c->l, c->NH, c->hs, s); // nothing
+    for (size_t i = 0; i < ncalls; i++) {
+        size_t row0 = (descending ? ncalls - 1 - i : i) * cut;
+        fo_attention_backward_kv(dq, dkv, c->dout, c->qkv, c->out, c->lse, row0, cut, c->l, c->NH, c->hs, s);
+        fo_stream_sync(s);
+        for (size_t row = row0; row < row0 + cut; row++) {
+            memcpy(expected + row * 2 * c->C, c->dqkv + row * 3 * c->C + c->C, row_nbytes);
+        }
+        CHECK_BITS(dkv, expected, c->N * row_nbytes);
+    }
+    for (size_t row = 0; row < c->N; row++) {
+        memcpy(want_dq + row * c->C, c->want_dqkv + row * 3 * c->C, c->C * sizeof *dq);
+    }
+    CHECK_CLOSE(dq, want_dq, n1, tol);
+    for (size_t row = 0; row < c->N && cut == c->N; row++) { // one call: the same sums, rounded
+        for (size_t i = 0; i < c->C; i++) {
+            dkv[row * c->C + i] = fo_floatx(dq[row * c->C + i]);
+        }
+        memcpy(expected + row * c->C, c->dqkv + row * 3 * c->C, row_nbytes / 2);
+    }
+    CHECK_BITS(dkv, expected, n1 * sizeof *dkv);
+    fo_free(d, dq), fo_free(d, dkv), fo_free(d, expected);
+    free(want_dq);
+}
+
 static void test_right(FoDevice* d, FoStream* s, FoLayout l, int NH, int hs, float size) {
     Case c = case_make(d, l, NH, hs, size);
     oracle(&c);
@@ -171,6 +209,13 @@ static void test_right(FoDevice* d, FoStream* s, FoLayout l, int NH, int hs, flo
     CHECK_CLOSE(out, c.want_out, c.N * c.C, tolerance(1.5, (double)size));
     CHECK_CLOSE(c.lse, c.want_lse, c.N * (size_t)NH, 2e-6);
     CHECK_CLOSE(dqkv, c.want_dqkv, c.N * 3 * c.C, tolerance(4.0, (double)size));
+    // dq by itself: what cancels weighs more than beside dk and dv
+    size_t shard = l.zigzag ? c.N / (size_t)l.P : (size_t)l.T;
+    double tol = tolerance(6.0, (double)size);
+    check_by_keys(d, s, &c, shard, 0, tol);
+    check_by_keys(d, s, &c, shard, 1, tol);
+    check_by_keys(d, s, &c, c.N, 0, tol);
+    if (c.N % (2 * shard) == 0) { check_by_keys(d, s, &c, 2 * shard, 1, tol); }
     free(out), free(dqkv);
     case_free(d, &c);
 }
@@ -189,6 +234,9 @@ static void test_shapes(FoDevice* d, FoStream* s) {
     test_right(d, s, (FoLayout){2, 96, 2, 1}, 3, 16, 1.0f);
     test_right(d, s, (FoLayout){1, 240, 3, 1}, 2, 64, 1.0f);
     test_right(d, s, (FoLayout){3, 24, 4, 1}, 1, 25, 1.0f);
+    test_right(d, s, (FoLayout){2, 70, 1, 1}, 3, 7, 1.0f);
+    test_right(d, s, (FoLayout){1, 392, 4, 1}, 2, 80, 1.0f);
+    test_right(d, s, (FoLayout){4, 33, 4, 0}, 1, 16, 1.0f);
     test_right(d, s, (FoLayout){1, 100, 1, 0}, 1, 64, 12.0f); // scores up to hundreds: one key takes it all
 }
 
@@ -283,9 +331,45 @@ static void test_backward_repeats(FoDevice* d, FoStream* s) {
     case_free(d, &c);
 }
 
+static void backward_by_keys(float* dq, floatX* dkv, const Case* c, FoStream* s) {
+    size_t cut = c->N / (size_t)c->l.P;
+    for (size_t row = 0; row < c->N; row += cut) {
+        fo_attention_backward_kv(dq, dkv, c->dout, c->qkv, c->out, c->lse, row, cut, c->l, c->NH, c->hs, s);
+    }
+    fo_stream_sync(s);
+}
+
+// by keys, with another number of threads: the same bits
+static void test_by_keys_repeats(FoDevice* d, FoStream* s) {
+    Case c = case_make(d, (FoLayout){2, 192, 3, 1}, 3, 40, 1.0f);
+    size_t n1 = c.N * c.C;
+    float *dq = fo_malloc(d, n1 * sizeof *dq), *dq2 = fo_malloc(d, n1 * sizeof *dq);
+    floatX *dkv = fo_malloc(d, 2 * n1 * sizeof *dkv), *dkv2 = fo_malloc(d, 2 * n1 * sizeof *dkv);
+    fo_attention_forward(c.out, c.lse, c.qkv, 0, c.N, c.l, c.NH, c.hs, s);
+    backward_by_keys(dq, dkv, &c, s);
+    FoDevice* other = fo_device_open(0, 1);
+#if FO_OPENMP
+    other->nthreads = 3;
+#endif
+    FoStream* os = fo_stream_create(other, "other");
+    backward_by_keys(dq2, dkv2, &c, os);
+    CHECK_AT("by keys, again");
+    CHECK_BITS(dq2, dq, n1 * sizeof *dq);
+    CHECK_BITS(dkv2, dkv, 2 * n1 * sizeof *dkv);
+    fo_stream_destroy(os);
+    fo_device_close(other);
+    fo_free(d, dq), fo_free(d, dq2), fo_free(d, dkv), fo_free(d, dkv2);
+    case_free(d, &c);
+}
+
 static void die_of_rows(void) {
     FoLayout l = {2, 8, 1, 0};
     fo_attention_backward(NULL, NULL, NULL, NULL, NULL, 4, 8, l, 1, 8, NULL);
+}
+
+static void die_of_shards(void) {
+    FoLayout l = {2, 16, 4, 1};
+    fo_attention_backward_kv(NULL, NULL, NULL, NULL, NULL, NULL, 8, 12, l, 1, 8, NULL);
 }
 
 static void die_of_blocks(void) {
@@ -295,12 +379,14 @@ static void die_of_blocks(void) {
 
 int main(void) {
     CHECK_DIES(die_of_rows(), "rows 4 to 12 are not whole sequences of 8");
+    CHECK_DIES(die_of_shards(), "rows 8 to 20 are not whole shards of 8");
     CHECK_DIES(die_of_blocks(), "T=10 is not a multiple of 2P, P=2");
     FoDevice* d = fo_device_open(0, 1);
     FoStream* s = fo_stream_create(d, "test");
     test_shapes(d, s);
     test_cuts(d, s);
     test_backward_repeats(d, s);
+    test_by_keys_repeats(d, s);
     fo_stream_destroy(s);
     CHECK(fo_device_nbytes(d) == 0);
     fo_device_close(d);

@@ -172,6 +172,9 @@ static inline size_t round_up(size_t a, size_t unit) {
 typedef struct {
     floatX *out, *dqkv;
     float* lse;
+    float* dq;     // what dq is added to; NULL: it goes to dqkv
+    floatX* dk;    // dv lies NH*hs further
+    size_t dk_row; // elements from a row of dk to the next
     const floatX *qkv, *dout;
     size_t row0, n;
     FoLayout l;
@@ -195,26 +198,21 @@ static size_t row_of(const Head* h, size_t t) {
     return fo_layout_row(h->a->l, h->b, (int)t);
 }
 
-// q, k or v (part 0, 1, 2) of position t
-static const floatX* qkv_at(const Head* h, size_t t, size_t part) {
-    return h->a->qkv + row_of(h, t) * h->width + part * h->C + (size_t)h->h * h->hs;
-}
-static const floatX* dout_at(const Head* h, size_t t) {
-    return h->a->dout + row_of(h, t) * h->C + (size_t)h->h * h->hs;
-}
-
-enum { DOUT = 3 }; // beside the three parts of qkv
+enum { DOUT = 3 }; // beside q, k and v, the parts 0, 1 and 2 of qkv
 
 // rows [padded][hsp] of positions t0 ... t0+nt-1; zeros fill them up
 static void load_rows(Num* rows, const Head* h, size_t part, size_t t0, size_t nt, size_t padded) {
-    for (size_t i = 0; i < nt; i++) {
-        const floatX* x = part == DOUT ? dout_at(h, t0 + i) : qkv_at(h, t0 + i, part);
-        Num* row = rows + i * h->hsp;
+    const floatX* base = (part == DOUT ? h->a->dout : h->a->qkv + part * h->C) + (size_t)h->h * h->hs;
+    size_t width = part == DOUT ? h->C : h->width, run = (size_t)fo_layout_run(h->a->l);
+    for (size_t i = 0, row = 0; i < nt; i++, row++) {
+        if (i == 0 || (t0 + i) % run == 0) { row = row_of(h, t0 + i); }
+        const floatX* x = base + row * width;
+        Num* nums = rows + i * h->hsp;
         for (size_t d = 0; d < h->hs; d++) {
-            row[d] = num_of_floatx(x[d]);
+            nums[d] = num_of_floatx(x[d]);
         }
         for (size_t d = h->hs; d < h->hsp; d++) {
-            row[d] = 0;
+            nums[d] = 0;
         }
     }
     memset(rows + nt * h->hsp, 0, (padded - nt) * h->hsp * sizeof *rows);
@@ -409,7 +407,11 @@ static void attention_forward_op(FoStream* s, void* args) {
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
-/* Scores are computed transposed, [keys][queries]: so p and ds are the left factors of dv and dk as they
+/* A head's keys are a list of positions, ascending: all, or those of some shards. Queries come in blocks that
+ * begin at multiples of BACKWARD_ROWS, so dk and dv have the same bits whatever else is in the list. What the
+ * list ends with, to fill it up, no query sees.
+ *
+ * Scores are computed transposed, [keys][queries]: so p and ds are the left factors of dv and dk as they
  * stand, and the statistics of queries lie along vectors. dq is computed transposed too, with ds as the right
  * factor, of which a second copy, in panels, is kept. q_columns, do_columns: panels whose columns are
  * queries; q_panels, do_panels: whose columns are channels.
@@ -420,6 +422,7 @@ typedef struct {
     Num *rows, *q_columns, *do_columns; // of the block's queries
     Num *q_panels, *do_panels;          // of the block's queries
     float *dk, *dv;                     // [Tp][hsp]
+    int32_t* pos;                       // [Tp], of the keys
     size_t ldt, ldq;
 } BackwardScratch;
 
@@ -447,7 +450,8 @@ static size_t backward_scratch(BackwardScratch* w, const Head* h, char* base) {
     }
     w->dk = (float*)(base + at);
     w->dv = w->dk + head;
-    return at + 2 * head * sizeof(float);
+    w->pos = (int32_t*)(w->dv + head);
+    return at + 2 * head * sizeof(float) + h->Tp * sizeof(int32_t);
 }
 
 // what backward needs of NR queries: lse, and delta = dout . out; queries beyond the last get p = 0
@@ -455,12 +459,11 @@ typedef struct {
     Lane lse, delta;
 } Stats;
 
-static Stats query_stats(const Head* h, size_t t0, size_t nt) {
+static Stats query_stats(const Head* h, const size_t* rows, size_t nt) {
     Stats st = {lane_all(INFINITY), {0}};
     for (size_t i = 0; i < nt && i < NR; i++) {
-        size_t row = row_of(h, t0 + i);
-        const floatX* out = h->a->out + row * h->C + (size_t)h->h * h->hs;
-        const floatX* dout = dout_at(h, t0 + i);
+        size_t row = rows[i], at = row * h->C + (size_t)h->h * h->hs;
+        const floatX *out = h->a->out + at, *dout = h->a->dout + at;
         Lane sum = {0};
         for (size_t d = 0; d < h->hs; d += NR) {
             for (size_t c = 0; c < min_size(NR, h->hs - d); c++) {
@@ -473,7 +476,7 @@ static Stats query_stats(const Head* h, size_t t0, size_t nt) {
     return st;
 }
 
-// p and ds of NR queries, from t0 on, against all `keys` keys; j is the queries' place in the block
+// p and ds of NR queries, from t0 on, against the first `keys` keys; j is the queries' place in the block
 static void backward_scores(const Head* h, const BackwardScratch* w, const Stats* st, size_t t0, size_t j,
                             size_t keys) {
     float scale = 1.0f / sqrtf((float)h->hs);
@@ -489,7 +492,7 @@ static void backward_scores(const Head* h, const BackwardScratch* w, const Stats
         for (size_t r = 0; r < MR; r += 2) {
             Lane ds[2];
             for (size_t i = 0; i < 2; i++) {
-                IntLane seen = query >= (int)(k + r + i);
+                IntLane seen = query >= w->pos[k + r + i];
                 Lane p = lane_mask(seen, lane_exp(score[r + i] * scale - st->lse));
                 ds[i] = p * (dp[r + i] - st->delta) * scale;
                 num_store(w->p + (k + r + i) * w->ldq + j, p);
@@ -517,13 +520,31 @@ static void add_product(float* d, const Num* left, const Num* panels, const Head
     }
 }
 
-static floatX* dqkv_at(const Head* h, size_t t, size_t part) {
-    return h->a->dqkv + row_of(h, t) * h->width + part * h->C + (size_t)h->h * h->hs;
+// dq of some channels, from d on, of the queries in `rows`, which are lanes
+static void store_dq(const Head* h, const Lane sum[MR], const size_t* rows, size_t d, size_t nt) {
+    size_t channels = min_size(MR, h->hs - d);
+    for (size_t i = 0; i < nt; i++) {
+        size_t at = (size_t)h->h * h->hs + d;
+        if (h->a->dq) {
+            float* dq = h->a->dq + rows[i] * h->C + at;
+            for (size_t r = 0; r < channels; r++) {
+                dq[r] += sum[r][i];
+            }
+        } else {
+            floatX* dq = h->a->dqkv + rows[i] * h->width + at;
+            for (size_t r = 0; r < channels; r++) {
+                dq[r] = fo_floatx(sum[r][i]);
+            }
+        }
+    }
 }
 
-// queries t0 ... t0+nt-1, at most BACKWARD_ROWS: their dq, and what they add to dk and dv
-static void backward_block(const Head* h, const BackwardScratch* w, size_t t0, size_t nt) {
-    size_t keys = round_up(t0 + nt, UNIT);
+// queries t0 ... t0+nt-1, at most BACKWARD_ROWS, and the first nkeys keys: dq, and what they add to dk and dv
+static void backward_block(const Head* h, const BackwardScratch* w, size_t t0, size_t nt, size_t nkeys) {
+    size_t keys = round_up(nkeys, UNIT), rows[BACKWARD_ROWS] = {0};
+    for (size_t i = 0; i < nt; i++) {
+        rows[i] = row_of(h, t0 + i);
+    }
     load_rows(w->rows, h, 0, t0, nt, BACKWARD_ROWS);
     panels_of_columns(w->q_columns, w->rows, BACKWARD_ROWS, h->hsp);
     panels_of_rows(w->q_panels, w->rows, BACKWARD_ROWS, h->hsp, BACKWARD_ROWS);
@@ -531,7 +552,7 @@ static void backward_block(const Head* h, const BackwardScratch* w, size_t t0, s
     panels_of_columns(w->do_columns, w->rows, BACKWARD_ROWS, h->hsp);
     panels_of_rows(w->do_panels, w->rows, BACKWARD_ROWS, h->hsp, BACKWARD_ROWS);
     for (size_t j = 0; j < BACKWARD_ROWS; j += NR) {
-        Stats st = query_stats(h, t0 + j, j < nt ? nt - j : 0);
+        Stats st = query_stats(h, rows + j, j < nt ? nt - j : 0);
         backward_scores(h, w, &st, t0 + j, j, keys);
     }
     add_product(w->dv, w->p, w->do_panels, h, w->ldq, keys);
@@ -540,44 +561,80 @@ static void backward_block(const Head* h, const BackwardScratch* w, size_t t0, s
         for (size_t d = 0; d < h->hs; d += MR) {
             Lane sum[MR] = {0};
             tile(sum, w->k_transposed + d * w->ldt, w->ldt, w->ds_panels + j * h->Tp, keys);
-            for (size_t i = 0; i < NR && j + i < nt; i++) {
-                floatX* dq = dqkv_at(h, t0 + j + i, 0) + d;
-                for (size_t r = 0; r < MR && d + r < h->hs; r++) {
-                    dq[r] = fo_floatx(sum[r][i]);
-                }
-            }
+            store_dq(h, sum, rows + j, d, min_size(NR, nt - j));
         }
     }
+}
+
+// the keys of h in the call's rows, which are whole runs, filled up with some at no position; their number
+static size_t load_keys(const Head* h, const BackwardScratch* w) {
+    size_t n = 0, run = (size_t)fo_layout_run(h->a->l);
+    for (size_t t = 0; t < h->T; t += run) {
+        if (row_of(h, t) < h->a->row0 || row_of(h, t) >= h->a->row0 + h->a->n) { continue; }
+        load_rows(w->k + n * h->hsp, h, 1, t, run, run);
+        load_rows(w->v + n * h->hsp, h, 2, t, run, run);
+        for (size_t i = 0; i < run; i++) {
+            w->pos[n++] = (int32_t)(t + i);
+        }
+    }
+    size_t padded = round_up(n, UNIT);
+    memset(w->k + n * h->hsp, 0, (padded - n) * h->hsp * sizeof *w->k);
+    memset(w->v + n * h->hsp, 0, (padded - n) * h->hsp * sizeof *w->v);
+    for (size_t i = n; i < padded; i++) {
+        w->pos[i] = INT32_MAX;
+    }
+    for (size_t d = 0; d < round_up(h->hsp, MR); d++) {
+        for (size_t i = 0; i < padded; i++) {
+            w->k_transposed[d * w->ldt + i] = d < h->hsp ? w->k[i * h->hsp + d] : 0;
+        }
+    }
+    memset(w->dk, 0, padded * h->hsp * sizeof *w->dk);
+    memset(w->dv, 0, padded * h->hsp * sizeof *w->dv);
+    return n;
 }
 
 static void backward_head(const Head* h, char* scratch) {
     BackwardScratch w;
     backward_scratch(&w, h, scratch);
-    load_rows(w.k, h, 1, 0, h->T, h->Tp);
-    load_rows(w.v, h, 2, 0, h->T, h->Tp);
-    for (size_t d = 0; d < round_up(h->hsp, MR); d++) {
-        for (size_t t = 0; t < h->Tp; t++) {
-            w.k_transposed[d * w.ldt + t] = d < h->hsp ? w.k[t * h->hsp + d] : 0;
+    size_t nkeys = load_keys(h, &w), seen = 0;
+    for (size_t t = (size_t)w.pos[0] / BACKWARD_ROWS * BACKWARD_ROWS; t < h->T; t += BACKWARD_ROWS) {
+        size_t nt = min_size(BACKWARD_ROWS, h->T - t);
+        while (seen < nkeys && (size_t)w.pos[seen] < t + nt) {
+            seen++;
         }
+        backward_block(h, &w, t, nt, seen);
     }
-    memset(w.dk, 0, 2 * h->Tp * h->hsp * sizeof *w.dk); // dv too
-    for (size_t t = 0; t < h->T; t += BACKWARD_ROWS) {
-        backward_block(h, &w, t, min_size(BACKWARD_ROWS, h->T - t));
-    }
-    for (size_t t = 0; t < h->T; t++) {
-        floatX *dk = dqkv_at(h, t, 1), *dv = dqkv_at(h, t, 2);
+    for (size_t i = 0; i < nkeys; i++) {
+        floatX* dk = h->a->dk + row_of(h, (size_t)w.pos[i]) * h->a->dk_row + (size_t)h->h * h->hs;
+        floatX* dv = dk + h->C;
         for (size_t d = 0; d < h->hs; d++) {
-            dk[d] = fo_floatx(w.dk[t * h->hsp + d]);
-            dv[d] = fo_floatx(w.dv[t * h->hsp + d]);
+            dk[d] = fo_floatx(w.dk[i * h->hsp + d]);
+            dv[d] = fo_floatx(w.dv[i * h->hsp + d]);
         }
     }
 }
 
+// the (query, key) pairs that one head has with the keys in the call's rows
+static double pairs_of_keys(const Args* a) {
+    double pairs = 0.0;
+    int run = fo_layout_run(a->l), T = a->l.T;
+    for (int b = 0; b < a->l.B; b++) {
+        for (int t = 0; t < T; t += run) {
+            size_t row = fo_layout_row(a->l, b, t);
+            if (row < a->row0 || row >= a->row0 + a->n) { continue; }
+            pairs += (double)run * ((double)(T - t) - 0.5 * (double)(run - 1));
+        }
+    }
+    return pairs;
+}
+
+// of the keys in the call's rows, for all their queries
 static void attention_backward_op(FoStream* s, void* args) {
     const Args* a = args;
     BackwardScratch w;
     Head any = head_of(a, 0, 0);
-    size_t T = (size_t)a->l.T, NH = (size_t)a->NH, b0 = a->l.zigzag ? 0 : a->row0 / T, nheads = a->n / T * NH;
+    size_t T = (size_t)a->l.T, NH = (size_t)a->NH;
+    size_t b0 = a->l.zigzag ? 0 : a->row0 / T, nheads = (a->l.zigzag ? (size_t)a->l.B : a->n / T) * NH;
     size_t own = round_up(backward_scratch(&w, &any, NULL), 64);
     char* scratch = fo__scratch(s, (size_t)fo_stream_device(s)->nthreads * own);
     PARALLEL_FOR
@@ -585,7 +642,7 @@ static void attention_backward_op(FoStream* s, void* args) {
         Head h = head_of(a, (int)(b0 + i / NH), (int)(i % NH));
         backward_head(&h, scratch + this_thread() * own);
     }
-    fo__pace(s, 2.5 * 4.0 * a->hs * 0.5 * (double)T * (double)(T + 1) * (double)nheads);
+    fo__pace(s, 2.5 * 4.0 * a->hs * pairs_of_keys(a) * a->NH);
 }
 
 // ---- fo_ops.h ---------------------------------------------------------------------------------------------
@@ -614,5 +671,22 @@ void fo_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, 
     Args a = {.dqkv = dqkv, .dout = dout, .qkv = qkv, .row0 = row0, .n = n, .l = l, .NH = NH, .hs = hs};
     a.out = (floatX*)out; // read only
     a.lse = (float*)lse;
+    a.dk_row = 3 * (size_t)NH * (size_t)hs;
+    a.dk = dqkv + a.dk_row / 3;
+    if (n > 0) { fo__enqueue(s, attention_backward_op, &a, sizeof a); }
+}
+
+void fo_attention_backward_kv(float* dq, floatX* dkv, const floatX* dout, const floatX* qkv,
+                              const floatX* out, const float* lse, size_t row0, size_t n, FoLayout l, int NH,
+                              int hs, FoStream* s) {
+    check_shape(row0, n, l, NH, hs);
+    size_t shard = l.zigzag ? (size_t)l.B * (size_t)(l.T / l.P) : (size_t)l.T;
+    fo_require(row0 % shard == 0 && n % shard == 0, "rows %zu to %zu are not whole %s of %zu", row0, row0 + n,
+               l.zigzag ? "shards" : "sequences", shard);
+    Args a = {.dq = dq, .dk = dkv, .dout = dout, .qkv = qkv, .row0 = row0, .n = n, .l = l, .NH = NH};
+    a.hs = hs;
+    a.out = (floatX*)out; // read only
+    a.lse = (float*)lse;
+    a.dk_row = 2 * (size_t)NH * (size_t)hs;
     if (n > 0) { fo__enqueue(s, attention_backward_op, &a, sizeof a); }
 }
