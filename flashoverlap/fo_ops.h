@@ -196,6 +196,24 @@ void fo_attention_backward_kv(float* dq,   // [N, NH*hs], read and written
                               const float* lse,   // [N, NH]
                               size_t row0, size_t n, FoLayout l, int NH, int hs, FoStream* s);
 
+// keys and values of a prefill into the cache of a decode: those of position t of sequence b to
+// cache[0][b][t] and cache[1][b][t], t < T of the layout, T <= room
+void fo_attention_cache(floatX* cache,     // [2, B, room, NH*hs]
+                        const floatX* qkv, // [N, 3*NH*hs]
+                        FoLayout l, int room, int NH, int hs, FoStream* s);
+
+/* fo_attention_decode -- attention of one new token of each of B sequences.
+ *
+ * The token's key and value go to position pos[b] of the cache, pos[b] < room; then its query sees positions
+ * 0 ... pos[b]. Where pos[b] < 0 the row is idle: its out is 0, its cache stays. Rounds where
+ * fo_attention_forward does; the order of its sums is another.
+ */
+void fo_attention_decode(floatX* out,       // [B, NH*hs]
+                         floatX* cache,     // [2, B, room, NH*hs], read and written
+                         const floatX* qkv, // [B, 3*NH*hs]
+                         const int* pos,    // [B], device memory
+                         int B, int room, int NH, int hs, FoStream* s);
+
 // ---- loss, vocabulary cut by rank -------------------------------------------------------------------------
 // a rank's share of a row's softmax: over its columns, the largest logit, sum of exp(logit - max), and the
 // logit of the target (0 where another rank has it): 12 bytes a token

@@ -367,6 +367,143 @@ static void die_of_rows(void) {
     fo_attention_backward(NULL, NULL, NULL, NULL, NULL, 4, 8, l, 1, 8, NULL);
 }
 
+// ---- decode -----------------------------------------------------------------------------------------------
+// a sequence in some steps: prefilled to T0, then a token a step, but idle in every third
+typedef struct {
+    floatX *cache, *expected, *qkv, *out; // [2, B, room, C] twice, [B, 3C], [B, C]
+    int* pos;
+    float* got; // [N, C] in the order of the case's layout
+    int room;
+} Decode;
+
+static floatX* cache_row(const Case* c, const Decode* e, floatX* cache, int part, int b, int t) {
+    return cache + (((size_t)part * (size_t)c->l.B + (size_t)b) * (size_t)e->room + (size_t)t) * c->C;
+}
+
+static void expect_cached(const Case* c, const Decode* e, int b, int t) {
+    const floatX* k = c->qkv + fo_layout_row(c->l, b, t) * 3 * c->C + c->C;
+    memcpy(cache_row(c, e, e->expected, 0, b, t), k, c->C * sizeof *k);
+    memcpy(cache_row(c, e, e->expected, 1, b, t), k + c->C, c->C * sizeof *k);
+}
+
+// the first T0 positions of the case, in rows by `l`, into the cache
+static void prefill(FoDevice* d, FoStream* s, const Case* c, const Decode* e, FoLayout l) {
+    size_t width = 3 * c->C;
+    floatX* qkv = fo_malloc(d, (size_t)l.B * (size_t)l.T * width * sizeof *qkv + 1);
+    for (int b = 0; b < l.B; b++) {
+        for (int t = 0; t < l.T; t++) {
+            memcpy(qkv + fo_layout_row(l, b, t) * width, c->qkv + fo_layout_row(c->l, b, t) * width,
+                   width * sizeof *qkv);
+            expect_cached(c, e, b, t);
+        }
+    }
+    fo_attention_cache(e->cache, qkv, l, e->room, c->NH, c->hs, s);
+    fo_stream_sync(s);
+    fo_free(d, qkv);
+}
+
+// one token of each sequence that has one left in this step; returns how many
+static int decode_step(FoStream* s, const Case* c, const Decode* e, int* next, int step) {
+    int n = 0;
+    size_t B = (size_t)c->l.B, width = 3 * c->C;
+    for (int b = 0; b < c->l.B; b++) {
+        int idle = next[b] == c->l.T || (step + b) % 3 == 2;
+        e->pos[b] = idle ? -1 - b : next[b];
+        memset(e->qkv + (size_t)b * width, 0xff, width * sizeof *e->qkv);
+        if (idle) { continue; }
+        memcpy(e->qkv + (size_t)b * width, c->qkv + fo_layout_row(c->l, b, next[b]) * width,
+               width * sizeof *e->qkv);
+        expect_cached(c, e, b, next[b]);
+    }
+    memset(e->out, 0xff, B * c->C * sizeof *e->out);
+    fo_attention_decode(e->out, e->cache, e->qkv, e->pos, c->l.B, e->room, c->NH, c->hs, s);
+    fo_stream_sync(s);
+    for (int b = 0; b < c->l.B; b++) {
+        int zeros = 1, t = e->pos[b];
+        for (size_t i = 0; i < c->C; i++) {
+            float v = fo_float(e->out[(size_t)b * c->C + i]);
+            zeros = zeros && v == 0.0f;
+            if (t >= 0) { e->got[fo_layout_row(c->l, b, t) * c->C + i] = v; }
+        }
+        if (t < 0) { CHECK(zeros); }
+        next[b] += t >= 0;
+        n += next[b] < c->l.T;
+    }
+    return n;
+}
+
+/* Positions from T0 on, one at a time after a prefill, against the oracle and against the forward pass over
+ * all: within a rounding of p and one of out each. What the cache should not have got stays NaN.
+ */
+static void test_decode(FoDevice* d, FoStream* s, FoLayout prefilled, int T, int NH, int hs, float size) {
+    Case c = case_make(d, (FoLayout){prefilled.B, T, 1, 0}, NH, hs, size);
+    size_t B = (size_t)prefilled.B, n1 = c.N * c.C, T0 = (size_t)prefilled.T;
+    Decode e = {.room = T + 3};
+    size_t ncache = 2 * B * (size_t)e.room * c.C;
+    e.cache = fo_malloc(d, ncache * sizeof(floatX)), e.expected = fo_malloc(d, ncache * sizeof(floatX));
+    e.qkv = fo_malloc(d, B * 3 * c.C * sizeof(floatX)), e.out = fo_malloc(d, B * c.C * sizeof(floatX));
+    e.pos = fo_malloc(d, B * sizeof(int)), e.got = host_alloc(n1, sizeof *e.got);
+    int* next = host_alloc(B, sizeof *next);
+    memset(e.cache, 0xff, ncache * sizeof(floatX)), memset(e.expected, 0xff, ncache * sizeof(floatX));
+    oracle(&c);
+    fo_attention_forward(c.out, c.lse, c.qkv, 0, c.N, c.l, NH, hs, s);
+    fo_stream_sync(s);
+    CHECK_AT("decode B=%zu T0=%zu T=%d P=%d zigzag=%d NH=%d hs=%d", B, T0, T, prefilled.P, prefilled.zigzag,
+             NH, hs);
+    if (T0 > 0) { prefill(d, s, &c, &e, prefilled); }
+    CHECK_BITS(e.cache, e.expected, ncache * sizeof(floatX));
+    for (size_t b = 0; b < B; b++) {
+        next[b] = (int)T0;
+    }
+    for (int step = 0; decode_step(s, &c, &e, next, step) > 0; step++) {}
+    CHECK_BITS(e.cache, e.expected, ncache * sizeof(floatX));
+    float* forward = values_of(c.out, n1);
+    for (size_t b = 0; b < B; b++) {
+        size_t at = (b * (size_t)T + T0) * c.C, n = ((size_t)T - T0) * c.C;
+        CHECK_CLOSE(e.got + at, c.want_out + at, n, tolerance(2.0, (double)size));
+        CHECK_CLOSE(e.got + at, forward + at, n, tolerance(1.0, (double)size));
+    }
+    fo_free(d, e.cache), fo_free(d, e.expected), fo_free(d, e.qkv), fo_free(d, e.out), fo_free(d, e.pos);
+    free(e.got), free(next), free(forward);
+    case_free(d, &c);
+}
+
+static void test_decodes(FoDevice* d, FoStream* s) {
+    static const int sizes[] = {1, 8, 16, 25, 64, 80, 128, 7};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        test_decode(d, s, (FoLayout){2, 37, 1, 0}, 51, 2, sizes[i], 1.0f);
+    }
+    test_decode(d, s, (FoLayout){1, 0, 1, 0}, 20, 3, 16, 1.0f); // no prefill
+    test_decode(d, s, (FoLayout){3, 1, 1, 0}, 66, 1, 25, 1.0f);
+    test_decode(d, s, (FoLayout){2, 48, 3, 1}, 53, 3, 40, 1.0f);
+    test_decode(d, s, (FoLayout){4, 64, 4, 1}, 70, 2, 16, 1.0f);
+    test_decode(d, s, (FoLayout){4, 30, 2, 0}, 33, 1, 32, 1.0f);
+    test_decode(d, s, (FoLayout){2, 90, 1, 0}, 100, 1, 64, 12.0f);
+#if FO_OPENMP
+    FoDevice* other = fo_device_open(0, 1);
+    other->nthreads = 3;
+    FoStream* os = fo_stream_create(other, "other");
+    test_decode(d, os, (FoLayout){5, 20, 1, 0}, 40, 5, 24, 1.0f);
+    fo_stream_destroy(os);
+    fo_device_close(other);
+#endif
+}
+
+// ---- errors and main --------------------------------------------------------------------------------------
+static void die_of_room(void) {
+    fo_attention_cache(NULL, NULL, (FoLayout){1, 9, 1, 0}, 8, 1, 8, NULL);
+}
+
+static void die_of_position(void) {
+    FoDevice* d = fo_device_open(0, 1);
+    FoStream* s = fo_stream_create(d, "test");
+    static const int pos[2] = {-1, 8};
+    floatX out[8], cache[2 * 2 * 8 * 4], qkv[24];
+    memset(out, 0, sizeof out), memset(cache, 0, sizeof cache), memset(qkv, 0, sizeof qkv);
+    fo_attention_decode(out, cache, qkv, pos, 2, 8, 1, 4, s);
+    fo_stream_sync(s);
+}
+
 static void die_of_shards(void) {
     FoLayout l = {2, 16, 4, 1};
     fo_attention_backward_kv(NULL, NULL, NULL, NULL, NULL, NULL, 8, 12, l, 1, 8, NULL);
@@ -380,6 +517,8 @@ static void die_of_blocks(void) {
 int main(void) {
     CHECK_DIES(die_of_rows(), "rows 4 to 12 are not whole sequences of 8");
     CHECK_DIES(die_of_shards(), "rows 8 to 20 are not whole shards of 8");
+    CHECK_DIES(die_of_room(), "T=9, the cache has room for 8");
+    CHECK_DIES(die_of_position(), "position 8 of sequence 1, the cache has room for 8");
     CHECK_DIES(die_of_blocks(), "T=10 is not a multiple of 2P, P=2");
     FoDevice* d = fo_device_open(0, 1);
     FoStream* s = fo_stream_create(d, "test");
@@ -387,6 +526,7 @@ int main(void) {
     test_cuts(d, s);
     test_backward_repeats(d, s);
     test_by_keys_repeats(d, s);
+    test_decodes(d, s);
     fo_stream_destroy(s);
     CHECK(fo_device_nbytes(d) == 0);
     fo_device_close(d);

@@ -1,4 +1,4 @@
-/* attention.c -- causal self-attention of fo_ops.h on the cpu, forward and backward.
+/* attention.c -- causal self-attention of fo_ops.h on the cpu: forward, backward, one token at a time.
  *
  * One thread takes a head of a sequence (backward), or some of its queries (forward), and goes through blocks
  * of queries. The scores of a block, against all keys up to its last query, stay in the second-level cache;
@@ -19,9 +19,11 @@
 
 #if FO_OPENMP
 #define PRAGMA(text) _Pragma(#text)
-#define PARALLEL_FOR PRAGMA(omp parallel for schedule(dynamic))
+#define PARALLEL_FOR  PRAGMA(omp parallel for schedule(dynamic))
+#define PARALLEL_ROWS PRAGMA(omp parallel for schedule(static))
 #else
 #define PARALLEL_FOR
+#define PARALLEL_ROWS
 #endif
 
 typedef int32_t IntLane __attribute__((vector_size(LANE_NBYTES))); // comparisons give -1 or 0
@@ -50,6 +52,9 @@ enum { FORWARD_ROWS = 48, TASK_ROWS = 240, BACKWARD_ROWS = 64 };
 static inline Num num_of_floatx(floatX x) {
     return x.bits;
 }
+static inline float float_of_num(Num x) {
+    return fo_bf16_to_float((FoBf16){x});
+}
 static inline void num_store(Num* dst, Lane v) {
     __m256bh b = _mm512_cvtneps_pbh((__m512)v);
     memcpy(dst, &b, sizeof b);
@@ -69,6 +74,9 @@ static inline Lane mul_add(Lane sum, const Num* a, const Num* b) {
 #else
 static inline Num num_of_floatx(floatX x) {
     return fo_float(x);
+}
+static inline float float_of_num(Num x) {
+    return x;
 }
 static inline void num_store(Num* dst, Lane v) {
     memcpy(dst, &v, sizeof v);
@@ -645,6 +653,127 @@ static void attention_backward_op(FoStream* s, void* args) {
     fo__pace(s, 2.5 * 4.0 * a->hs * pairs_of_keys(a) * a->NH);
 }
 
+// ---- decode -----------------------------------------------------------------------------------------------
+typedef struct {
+    floatX *out, *cache;
+    const floatX* qkv;
+    const int* pos;
+    FoLayout l; // of what is cached at once
+    int B, room, NH, hs;
+} CacheArgs;
+
+// keys (part 0) or values (1) of position t of sequence b: NH*hs
+static floatX* cache_at(const CacheArgs* a, size_t part, size_t b, size_t t) {
+    size_t B = (size_t)a->B, room = (size_t)a->room, C = (size_t)a->NH * (size_t)a->hs;
+    return a->cache + ((part * B + b) * room + t) * C;
+}
+
+static void attention_cache_op(FoStream* s, void* args) {
+    const CacheArgs* a = args;
+    size_t T = (size_t)a->l.T, N = (size_t)a->l.B * T, C = (size_t)a->NH * (size_t)a->hs;
+    (void)s;
+    PARALLEL_ROWS
+    for (size_t i = 0; i < N; i++) {
+        const floatX* k = a->qkv + fo_layout_row(a->l, (int)(i / T), (int)(i % T)) * 3 * C + C;
+        memcpy(cache_at(a, 0, i / T, i % T), k, C * sizeof *k);
+        memcpy(cache_at(a, 1, i / T, i % T), k + C, C * sizeof *k);
+    }
+}
+
+// the first n, at most NR, of x; then zeros
+static inline Lane lane_of_floatx(const floatX* x, size_t n) {
+    floatX part[NR];
+    if (n < NR) { // else a copy of known size, which is a load
+        memset(part, 0, sizeof part);
+        memcpy(part, x, n * sizeof *part);
+        x = part;
+    }
+#ifdef FO_PRECISION_FP32
+    return lane_load(x);
+#else
+    typedef uint16_t HalfLane __attribute__((vector_size(LANE_NBYTES / 2)));
+    HalfLane bits;
+    memcpy(&bits, x, sizeof bits);
+    return (Lane)(__builtin_convertvector(bits, BitLane) << 16);
+#endif
+}
+
+enum { AHEAD = 16 }; // rows of a head are too far apart for the processor to fetch ahead by itself
+
+// scores of the keys 0 ... t, unscaled; q is filled up with zeros
+static void decode_scores(const CacheArgs* a, size_t b, size_t h, const float* q, float* scores, size_t t) {
+    size_t hs = (size_t)a->hs, C = (size_t)a->NH * hs;
+    for (size_t k = 0; k <= t; k++) {
+        const floatX* key = cache_at(a, 0, b, k) + h * hs;
+        Lane sum = {0};
+        for (size_t d = 0; d < hs; d += NR) {
+            __builtin_prefetch(key + AHEAD * C + d);
+            sum += lane_load(q + d) * lane_of_floatx(key + d, hs - d);
+        }
+        scores[k] = lanes_sum(sum);
+    }
+}
+
+// out, of round_up(hs, NR), += p @ values
+static void decode_values(const CacheArgs* a, size_t b, size_t h, const Num* p, float* out, size_t t) {
+    size_t hs = (size_t)a->hs, C = (size_t)a->NH * hs;
+    for (size_t k = 0; k <= t; k++) {
+        const floatX* value = cache_at(a, 1, b, k) + h * hs;
+        float weight = float_of_num(p[k]);
+        for (size_t d = 0; d < hs; d += NR) {
+            __builtin_prefetch(value + AHEAD * C + d);
+            Lane sum = lane_load(out + d) + lane_of_floatx(value + d, hs - d) * weight;
+            memcpy(out + d, &sum, sizeof sum);
+        }
+    }
+}
+
+static size_t decode_scratch(const CacheArgs* a) { // scores and p, then q and out
+    size_t keys = round_up((size_t)a->room, NR), hs = round_up((size_t)a->hs, NR);
+    return (2 * keys + 2 * hs) * sizeof(float);
+}
+
+// one head of one sequence, whose new key and value are in the cache. p is rounded as in the forward pass
+static void decode_head(const CacheArgs* a, size_t b, size_t h, char* scratch) {
+    size_t keys = round_up((size_t)a->room, NR), hs = (size_t)a->hs, hsp = round_up(hs, NR);
+    size_t C = (size_t)a->NH * hs, t = (size_t)a->pos[b];
+    float *scores = (float*)scratch, *q = scores + 2 * keys, *sums = q + hsp, max;
+    Num* p = (Num*)(scores + keys);
+    memset(q, 0, 2 * hsp * sizeof *q); // sums too
+    for (size_t d = 0; d < hs; d++) {
+        q[d] = fo_float(a->qkv[b * 3 * C + h * hs + d]);
+    }
+    decode_scores(a, b, h, q, scores, t);
+    float inverse = 1.0f / softmax_row(p, scores, t, 0, 1.0f / sqrtf((float)hs), &max);
+    decode_values(a, b, h, p, sums, t);
+    for (size_t d = 0; d < hs; d++) {
+        a->out[b * C + h * hs + d] = fo_floatx(sums[d] * inverse);
+    }
+}
+
+static void attention_decode_op(FoStream* s, void* args) {
+    const CacheArgs* a = args;
+    size_t B = (size_t)a->B, NH = (size_t)a->NH, C = NH * (size_t)a->hs, own = decode_scratch(a);
+    char* scratch = fo__scratch(s, (size_t)fo_stream_device(s)->nthreads * own);
+    double pairs = 0.0;
+    for (size_t b = 0; b < B; b++) {
+        fo_require(a->pos[b] < a->room, "position %d of sequence %zu, the cache has room for %d", a->pos[b],
+                   b, a->room);
+        if (a->pos[b] < 0) {
+            memset(a->out + b * C, 0, C * sizeof *a->out);
+            continue;
+        }
+        memcpy(cache_at(a, 0, b, (size_t)a->pos[b]), a->qkv + b * 3 * C + C, C * sizeof *a->qkv);
+        memcpy(cache_at(a, 1, b, (size_t)a->pos[b]), a->qkv + b * 3 * C + 2 * C, C * sizeof *a->qkv);
+        pairs += (double)(a->pos[b] + 1) * (double)NH;
+    }
+    PARALLEL_FOR
+    for (size_t i = 0; i < B * NH; i++) {
+        if (a->pos[i / NH] >= 0) { decode_head(a, i / NH, i % NH, scratch + this_thread() * own); }
+    }
+    fo__pace(s, 4.0 * a->hs * pairs);
+}
+
 // ---- fo_ops.h ---------------------------------------------------------------------------------------------
 static void check_shape(size_t row0, size_t n, FoLayout l, int NH, int hs) {
     fo_require(NH > 0 && hs > 0 && l.B > 0 && l.T > 0, "B=%d T=%d NH=%d hs=%d, want all above 0", l.B, l.T,
@@ -689,4 +818,25 @@ void fo_attention_backward_kv(float* dq, floatX* dkv, const floatX* dout, const 
     a.lse = (float*)lse;
     a.dk_row = 2 * (size_t)NH * (size_t)hs;
     if (n > 0) { fo__enqueue(s, attention_backward_op, &a, sizeof a); }
+}
+
+static void check_cache(int B, int room, int NH, int hs) {
+    fo_require(B > 0 && room > 0 && NH > 0 && hs > 0, "B=%d room=%d NH=%d hs=%d, want all above 0", B, room,
+               NH, hs);
+}
+
+void fo_attention_cache(floatX* cache, const floatX* qkv, FoLayout l, int room, int NH, int hs, FoStream* s) {
+    check_shape(0, 0, l, NH, hs);
+    check_cache(l.B, room, NH, hs);
+    fo_require(l.T <= room, "T=%d, the cache has room for %d", l.T, room);
+    CacheArgs a = {.cache = cache, .qkv = qkv, .l = l, .B = l.B, .room = room, .NH = NH, .hs = hs};
+    fo__enqueue(s, attention_cache_op, &a, sizeof a);
+}
+
+void fo_attention_decode(floatX* out, floatX* cache, const floatX* qkv, const int* pos, int B, int room,
+                         int NH, int hs, FoStream* s) {
+    check_cache(B, room, NH, hs);
+    CacheArgs a = {.out = out, .cache = cache, .qkv = qkv, .pos = pos, .B = B, .room = room, .NH = NH};
+    a.hs = hs;
+    fo__enqueue(s, attention_decode_op, &a, sizeof a);
 }
