@@ -8,7 +8,8 @@
 #ifndef SPLIT_CASES_H
 #define SPLIT_CASES_H
 #include "dev/test/comm_cases.h"
-#include "flashoverlap/cpu/cpu.h" // fo__enqueue, fo__clock
+#include "flashoverlap/cpu/comm.h" // world_ranks
+#include "flashoverlap/cpu/cpu.h"  // fo__enqueue, fo__clock
 #include <limits.h>
 
 typedef struct {
@@ -42,6 +43,7 @@ static Part part_open(Rank* k, const Part* of, const int colors[]) {
     CHECK(fo_group_rank(p.g) == p.r);
     CHECK(fo_group_size(p.g) == p.n);
     CHECK(fo_group_nlocal(p.g) == p.n);
+    CHECK_BITS(p.g->world_ranks, p.world, (size_t)p.n * sizeof *p.world); // for messages to people
     CHECK(strcmp(fo_group_transport(p.g), fo_group_transport(of->g)) == 0);
     return p;
 }
@@ -233,6 +235,69 @@ static void case_nested(Rank* k) {
     fo_stream_destroy(world.s);
 }
 
+// Small exchanges of two groups without a pause, while others come and go, so that threads meet in the
+// transport at every moment of an exchange. A number that arrives says from whom, in which group, when.
+static void case_storm(Rank* k, int nexchanges) {
+    CHECK_AT("P=%d r=%d %s storm", k->P, k->r, fo_group_transport(k->g));
+    const int colors[FO_MAX_RANKS] = {0};
+    Part world = world_part(k), parts[2];
+    size_t n = (size_t)nexchanges, nbytes = n * sizeof(uint64_t);
+    uint64_t *host = host_bytes(nbytes), *src[2], *dst[2];
+    for (size_t j = 0; j < 2; j++) {
+        parts[j] = part_open(k, &world, colors);
+        src[j] = fo_malloc(k->d, nbytes), dst[j] = fo_malloc(k->d, nbytes);
+        for (size_t i = 0; i < n; i++) {
+            host[i] = (i * 2 + j) * FO_MAX_RANKS + (size_t)k->r;
+        }
+        fo_upload(src[j], host, nbytes, parts[j].s);
+        fo_stream_sync(parts[j].s);
+    }
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = 0; j < 2; j++) {
+            fo_comm_begin(parts[j].g, parts[j].s);
+            fo_recv(parts[j].g, dst[j] + i, sizeof(uint64_t), from_of(&parts[j], 1));
+            fo_send(parts[j].g, src[j] + i, sizeof(uint64_t), to_of(&parts[j], 1));
+            fo_comm_end(parts[j].g);
+        }
+        if (i % (n / 10) == 0) { fo_group_free(fo_group_split(k->g, 0)); }
+    }
+    for (size_t j = 0; j < 2; j++) {
+        size_t nwrong = 0;
+        fo_download(host, dst[j], nbytes, parts[j].s);
+        fo_stream_sync(parts[j].s);
+        for (size_t i = 0; i < n; i++) {
+            nwrong += host[i] != (i * 2 + j) * FO_MAX_RANKS + (size_t)from_of(&parts[j], 1);
+        }
+        CHECK(nwrong == 0);
+        fo_free(k->d, src[j]);
+        fo_free(k->d, dst[j]);
+        part_free(&parts[j]);
+    }
+    free(host);
+    fo_stream_destroy(world.s);
+}
+
+// Rank 0 splits the world while an exchange of another group waits for rank 1, which splits only after that.
+static void case_split_meanwhile(Rank* k) {
+    CHECK_AT("P=%d r=%d %s split meanwhile", k->P, k->r, fo_group_transport(k->g));
+    enum { NBYTES = 100000 };
+    const int colors[FO_MAX_RANKS] = {0};
+    Part world = world_part(k), part = part_open(k, &world, colors);
+    unsigned char* p = device_bytes(k, NBYTES, k->r == 1 ? 1 : -1, 0, 8);
+    if (k->r == 1) { usleep(20000); }
+    fo_comm_begin(part.g, part.s);
+    if (k->r == 0) { fo_recv(part.g, p, NBYTES, 1); }
+    if (k->r == 1) { fo_send(part.g, p, NBYTES, 0); }
+    fo_comm_end(part.g);
+    if (k->r == 1) { fo_stream_sync(part.s); }
+    fo_group_free(fo_group_split(k->g, 0));
+    fo_stream_sync(part.s);
+    if (k->r == 0) { CHECK(received_right(k, p, NBYTES, 1, 0, 8)); }
+    fo_free(k->d, p);
+    part_free(&part);
+    fo_stream_destroy(world.s);
+}
+
 // ---- the emulated link ------------------------------------------------------------------------------------
 static void set_clock_op(FoStream* s, void* args) {
     fo__clock_set(s, *(double*)args);
@@ -292,15 +357,19 @@ static void case_ports(Rank* k) {
     fo_free(k->d, dst);
 }
 
-static void split_cases(FoGroup* g) {
+static void split_cases(FoGroup* g, int nexchanges) {
     Rank k = {.g = g, .P = fo_group_size(g), .r = fo_group_rank(g)};
     k.d = fo_device_open(k.r, fo_group_nlocal(g));
     k.s = fo_stream_create(k.d, "comm");
     for (int t = 1; t <= k.P; t++) {
-        case_mesh(&k, t);
+        if (t <= 4 || t == k.P) { case_mesh(&k, t); }
     }
     case_uneven(&k);
     case_nested(&k);
+    if (k.P > 1) {
+        case_storm(&k, nexchanges);
+        case_split_meanwhile(&k);
+    }
     case_ports(&k);
     fo_group_barrier(g);
     fo_stream_destroy(k.s);

@@ -17,7 +17,7 @@ static void run_cases(FoGroup* g, void* arg) {
 
 static void run_split_cases(FoGroup* g, void* arg) {
     (void)arg;
-    split_cases(g);
+    split_cases(g, 300);
 }
 
 // ---- the barrier ------------------------------------------------------------------------------------------
