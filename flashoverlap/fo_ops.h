@@ -64,6 +64,12 @@ void fo_scatter_add_rows(float* out,         // [*, C]
                          const int* order,   // [start[nuniq]]
                          size_t nuniq, int C, FoStream* s);
 
+// out[dst[i]] += rows[i], i < n; each dst[i] occurs once
+void fo_add_rows(float* out,        // [*, C]
+                 const float* rows, // [n, C]
+                 const int* dst,    // [n], device memory
+                 size_t n, int C, FoStream* s);
+
 // token plus position: out[tok[i]] = rows[i] + wpe[pos[tok[i]]], i < n. rows are wte's, fetched from their
 // owners
 void fo_encoder_forward(floatX* out,        // [*, C]

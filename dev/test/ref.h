@@ -51,6 +51,14 @@ static inline void ref_scatter_add_rows(double* out, const double* rows, const i
     }
 }
 
+static inline void ref_add_rows(double* out, const double* rows, const int* dst, size_t n, int C) {
+    for (size_t i = 0; i < n; i++) {
+        for (int c = 0; c < C; c++) {
+            out[(size_t)dst[i] * (size_t)C + (size_t)c] += rows[i * (size_t)C + (size_t)c];
+        }
+    }
+}
+
 static inline void ref_encoder_forward(double* out, const double* rows, const double* wpe, const int* tok,
                                        const int* pos, size_t n, int C) {
     for (size_t i = 0; i < n; i++) {

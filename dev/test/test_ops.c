@@ -251,6 +251,25 @@ static void test_scatter_add(Test* t, size_t n, size_t nuniq, int C) {
     test_clear(t);
 }
 
+// every other row of out, backwards; a sum of two is rounded once, so it is exact
+static void test_add_rows(Test* t, size_t n, int C) {
+    int* dst = (int*)test_host(t, n * sizeof(int));
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = (int)(2 * (n - 1 - i));
+    }
+    Vec rows = vec_random(t, FO_FP32, n * (size_t)C, 1.0);
+    Vec out = vec_random(t, FO_FP32, (2 * n + 1) * (size_t)C, 1.0);
+    int* dev_dst = ints_upload(t, dst, n);
+    fo_add_rows((float*)out.dev, (const float*)rows.dev, dev_dst, n, C, t->s);
+    fo_add_rows((float*)out.dev, NULL, NULL, 0, C, t->s);
+    ref_add_rows(out.ref, rows.ref, dst, n, C);
+    for (size_t i = 0; i < out.nelem; i++) {
+        out.ref[i] = (double)(float)out.ref[i];
+    }
+    VEC_EQUAL(t, &out);
+    test_clear(t);
+}
+
 // only n of 2n rows of out are written
 static void test_encoder(Test* t, size_t n, int C) {
     const int maxT = 9;
@@ -768,6 +787,7 @@ static void test_all(Test* t) {
         CHECK_AT("n=%zu C=%d", n, C);
         test_gather(t, n, C);
         test_scatter_add(t, 4 * n + 3, n, C);
+        test_add_rows(t, n, C);
         test_encoder(t, n, C);
         if (C > 1) { test_layernorm(t, n, C); } // of one channel the variance is 0
         test_bias(t, n, C);

@@ -234,6 +234,34 @@ void fo_scatter_add_rows(float* out, const floatX* rows, const int* dst, const i
 }
 
 typedef struct {
+    float* out;
+    const float* rows;
+    const int* dst;
+    size_t n, C;
+} AddRows;
+
+static void add_fp32_row(float* out, const float* row, size_t C) {
+    #pragma GCC ivdep
+    for (size_t c = 0; c < C; c++) {
+        out[c] += row[c];
+    }
+}
+
+static void add_rows(FoStream* s, void* args) {
+    const AddRows a = *(const AddRows*)args;
+    (void)s;
+    PARALLEL_FOR(a.n)
+    for (size_t i = 0; i < a.n; i++) {
+        add_fp32_row(a.out + (size_t)a.dst[i] * a.C, a.rows + i * a.C, a.C);
+    }
+}
+
+void fo_add_rows(float* out, const float* rows, const int* dst, size_t n, int C, FoStream* s) {
+    AddRows a = {out, rows, dst, n, (size_t)C};
+    fo__enqueue(s, add_rows, &a, sizeof a);
+}
+
+typedef struct {
     floatX* out;
     const floatX *rows, *wpe;
     const int *tok, *pos;
