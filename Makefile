@@ -57,10 +57,13 @@ $(B)/%.c.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo 'CC   $<'
 	@$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
-$(B)/%: $(B)/%.cu.o $(LIB)
+# an archive, so that a program takes what it uses: train/generate.c wants train_gpt.cu's forward pass
+$(B)/lib.a: $(LIB)
+	@rm -f $@ && ar rcs $@ $^
+$(B)/%: $(B)/%.cu.o $(B)/lib.a
 	@echo 'LINK $@'
 	@$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
-$(B)/%: $(B)/%.c.o $(LIB)
+$(B)/%: $(B)/%.c.o $(B)/lib.a
 	@echo 'LINK $@'
 	@$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
 

@@ -100,15 +100,28 @@ static const Option options[] = {
      "TOKENS", "of that text, with the token it starts from", NULL},
     {NULL,  "--prompt",     TEXT, AT(prompt), "", 0, 0,
      "TEXT", "what it goes on from", NULL},
+    {NULL,  "--prompt-file", NAME, AT(prompt_file), "", 0, 0,
+     "FILE", "several prompts, one a line, that go on at the same time", NULL},
     {NULL,  "--temperature", FLOAT, AT(temperature), "1", 0, 100,
      "X", "below 1: likelier tokens; 0: the likeliest", NULL},
     {NULL,  "--top-k",      INT, AT(top_k), "0", 0, INT_MAX,
      "K", "only the K likeliest tokens; 0: all", NULL},
     // ranks and overlap
+    {NULL,  "--dp",         INT, AT(dp), "0", 0, FO_PLAN_MAX_RANKS,
+     "N", "groups of ranks, each with batches of its own; 0: as many as processes were started for",
+     "Ranks and overlap"},
+    {NULL,  "--up",         INT, AT(up), "1", 1, FO_MAX_RANKS,
+     "N", "ranks that share the tokens of a batch (Ulysses)", NULL},
     {NULL,  "--tp",         INT, AT(tp), "1", 1, FO_MAX_RANKS,
-     "P", "ranks that share the model: threads, or processes of mpirun -np P", "Ranks and overlap"},
+     "N", "ranks that share the model (tensor parallelism)", NULL},
+    {"-z",  "--zero",       INT, AT(zero), "0", 0, 2,
+     "STAGE", "1: dp and up share the optimizer's state; 2: and gradients", NULL},
     {NULL,  "--sp",         INT, AT(sp), "1", 0, 1,
      "0|1", "cut tokens outside attention and MLP, too (sequence parallelism)", NULL},
+    {"-r",  "--recompute",  INT, AT(recompute), "1", 0, 3,
+     "LEVEL", "in the backward pass: 1: GELU, 2: and layer norms, 3: whole layers", NULL},
+    {NULL,  "--keep-gathered", INT, AT(keep_gathered), "0", 0, 1,
+     "0|1", "keep gathered layer norm outputs instead of gathering them again", NULL},
     {NULL,  "--overlap",    OVERLAP, AT(overlap), "flash", 0, 0,
      "none|slice:M|flash[:M]", "how communication hides; M slices, or sub-chunks for each rank", NULL},
     {NULL,  "--topology",   CHOICE, AT(topology), "direct", 0, 0,
@@ -119,9 +132,15 @@ static const Option options[] = {
      "GBPS,US|none", "behave like a link of GBPS GB/s and US microseconds", NULL},
     {NULL,  "--pace",       DOUBLE, AT(pace), "0", 0, 1e6,
      "TFLOPS", "behave like a device of that speed; 0: as fast as it goes", NULL},
+    {NULL,  "--comm-report", FLAG, AT(comm_report), "", 0, 0,
+     "", "print after the first step what each rank has sent, by operation", NULL},
     // instead of training
+    {NULL,  "--generate",   FLAG, AT(generate), "", 0, 0,
+     "", "go on from the prompts with the model, and stop", "Instead of training"},
     {NULL,  "--dry-run",    FLAG, AT(dry_run), "", 0, 0,
-     "", "print sizes, memory and plans, and stop", "Instead of training"},
+     "", "print sizes, memory and plans, and stop", NULL},
+    {NULL,  "--world",      INT, AT(world), "0", 0, FO_PLAN_MAX_RANKS,
+     "N", "ranks of the dry run; 0: dp * up * tp", NULL},
     {NULL,  "--help",       FLAG, AT(help), "", 0, 0,
      "", "print this, and stop", NULL},
 };
@@ -129,8 +148,8 @@ static const Option options[] = {
 #define NOPTIONS (sizeof options / sizeof options[0])
 
 // flags of llm.c that this program does not have
-static const char* const llmc_only[] = {"-z",  "-r",  "-w",  "-ge", "-f",  "-h", "-lg",
-                                        "-pn", "-pr", "-pg", "-pi", "-ps", "-pf"};
+static const char* const llmc_only[] = {"-w",  "-ge", "-f",  "-h",  "-lg", "-pn",
+                                        "-pr", "-pg", "-pi", "-ps", "-pf"};
 
 // ---- values -----------------------------------------------------------------------------------------------
 // is the whole of text one number, in plain decimal? No nan, inf, hexadecimal, blanks
@@ -302,24 +321,57 @@ static int unknown_option(const char* arg, char err[TRAIN_ERR]) {
 }
 
 // ---- the whole line ---------------------------------------------------------------------------------------
+// the mesh: dp where it is not given, and that all ranks can be had
+static int mesh_check(TrainOptions* o, char err[TRAIN_ERR]) {
+    const int launched = fo_ranks_launched(), share = o->up * o->tp;
+    int world = o->world ? o->world : launched;
+    if (o->world && !o->dry_run) {
+        return train_error(err, "--world %d is for --dry-run; a run has --dp * --up * --tp ranks", o->world);
+    }
+    if (o->dry_run && !o->world && o->dp) { world = o->dp * share; }
+    if (o->dp == 0) {
+        if (world == 1) { world = share; }
+        if (world % share != 0) {
+            return train_error(err, "%d %s: --up %d * --tp %d do not divide them; want %d or %d", world,
+                               o->world ? "ranks" : "processes were started", o->up, o->tp,
+                               world / share * share, (world / share + 1) * share);
+        }
+        o->dp = world / share;
+    }
+    if (o->world && o->dp * share != o->world) {
+        return train_error(err, "--dp %d * --up %d * --tp %d make %d ranks, not --world %d", o->dp, o->up,
+                           o->tp, o->dp * share, o->world);
+    }
+    const int most = o->dry_run ? FO_PLAN_MAX_RANKS : FO_MAX_RANKS;
+    if (o->dp * share > most) {
+        return train_error(err, "--dp %d * --up %d * --tp %d make %d ranks; %d at most can run", o->dp, o->up,
+                           o->tp, o->dp * share, most);
+    }
+    return 0;
+}
+
 // what no single option can tell
 static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
-    const long long tokens = (long long)o->batch * o->seq_len;
+    if (mesh_check(o, err) != 0) { return -1; }
+    const long long tokens = (long long)o->batch * o->seq_len * o->dp;
     if (tokens > INT_MAX) {
-        return train_error(err, "--batch %d * --seq-len %d is %lld tokens; at most %d are possible", o->batch,
-                           o->seq_len, tokens, INT_MAX);
+        return train_error(err, "--batch %d * --seq-len %d * --dp %d is %lld tokens; at most %d are possible",
+                           o->batch, o->seq_len, o->dp, tokens, INT_MAX);
     }
     if (o->total_batch == 0) { o->total_batch = (int)tokens; }
     if (o->total_batch % tokens != 0) {
         const long long below = o->total_batch / tokens * tokens;
         return train_error(err,
-                           "--total-batch %d is not a multiple of --batch %d * --seq-len %d = %lld tokens; "
-                           "want %lld, for example",
-                           o->total_batch, o->batch, o->seq_len, tokens, below > 0 ? below : tokens);
+                           "--total-batch %d is not a multiple of --batch %d * --seq-len %d * --dp %d = %lld "
+                           "tokens; want %lld, for example",
+                           o->total_batch, o->batch, o->seq_len, o->dp, tokens, below > 0 ? below : tokens);
     }
     if (o->out[0] == 0 && (o->resume || o->checkpoint_every > 0)) {
         return train_error(err, "%s needs a folder: --out DIR",
                            o->resume ? "--resume 1" : "--checkpoint-every");
+    }
+    if (o->prompt[0] && o->prompt_file[0]) {
+        return train_error(err, "--prompt and --prompt-file: want one of them");
     }
     if (FO_FLOATX == FO_FP32 && o->wire == FO_BF16) {
         return train_error(err, "--wire 'bf16': this is an FP32 build, whose sums travel as fp32; want fp32");

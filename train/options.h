@@ -46,18 +46,22 @@ typedef struct {
     // looking at it
     int val_every, val_batches; // 0: never; -1: all
     int sample_every, sample_length;
-    const char* prompt;
+    const char *prompt, *prompt_file;
     float temperature;
     int top_k;
     // ranks and overlap
-    int tp, sp;
+    int dp, up, tp, sp; // dp: options_parse puts in what processes were started for, where it is not given
+    int zero;
+    int recompute, keep_gathered;
+    int comm_report;
     OverlapOption overlap;
     FoTopology topology;
     FoDtype wire;
     LinkOption link;
     double pace; // TFLOP/s, 0: as fast as it goes
     // instead of training
-    int dry_run, help;
+    int dry_run, world; // world: ranks of a dry run; 0: dp * up * tp
+    int generate, help;
 } TrainOptions;
 
 /* options_parse -- argv into o, defaults where nothing is said.

@@ -8,6 +8,8 @@
 #define TESTING
 #include "train_gpt.cu"
 #include "flashoverlap/cpu/cpu.h"
+#include "train/rng.h"
+#include "train/weights.h"
 
 typedef struct {
     TrainOptions opt;
@@ -55,7 +57,7 @@ static void body(FoGroup* world, void* arg) {
     gpt_open(&g, x->config, &x->opt, world, device);
     int* ids = (int*)malloc((size_t)(B * T) * sizeof(int));
     fo_require(ids != NULL, "out of memory");
-    weights_random(&g.ts, g.params, &g.ts, g.master, 42, g.compute);
+    weights_random(&g.ts, g.params, &g.os, g.master, 42, g.compute);
     uint64_t rng = 1337;
     for (int i = 0; i < B * T; i++) {
         ids[i] = (int)(random_u32(&rng) % (uint32_t)x->config.V);
@@ -65,10 +67,10 @@ static void body(FoGroup* world, void* arg) {
         double start = fo_now();
         gpt_batch(&g, ids, ids, B, T);
         gpt_forward(&g);
-        gpt_head(&g, 1.0f / (float)g.N);
-        gpt_backward(&g);
+        gpt_head(&g, 1.0f / (float)g.N, 0);
+        gpt_backward(&g, 0);
         gpt_loss(&g);
-        gpt_reduce(&g, 0.0);
+        gpt_reduce(&g, 0.0, 0.0);
         a.t = i + 1;
         gpt_update(&g, a, 0.1f, 1);
         if (i > 0) {

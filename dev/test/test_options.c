@@ -146,7 +146,13 @@ static const struct {
     {NULL, "--prompt", AT(prompt), 's', 0, "", "Juliet", 0},
     {NULL, "--temperature", AT(temperature), 'f', 1, NULL, "0", 0},
     {NULL, "--top-k", AT(top_k), 'i', 0, NULL, "40", 40},
+    {NULL, "--prompt-file", AT(prompt_file), 's', 0, "", "prompts.txt", 0},
+    {NULL, "--dp", AT(dp), 'i', 1, NULL, "16", 16},
+    {NULL, "--up", AT(up), 'i', 1, NULL, "16", 16},
     {NULL, "--tp", AT(tp), 'i', 1, NULL, "16", 16},
+    {"-z", "--zero", AT(zero), 'i', 0, NULL, "2", 2},
+    {"-r", "--recompute", AT(recompute), 'i', 1, NULL, "3", 3},
+    {NULL, "--keep-gathered", AT(keep_gathered), 'i', 0, NULL, "1", 1},
     {NULL, "--sp", AT(sp), 'i', 1, NULL, "0", 0},
     {NULL, "--overlap", AT(overlap.m), 'i', 1, NULL, "slice:4", 4},
     {NULL, "--overlap", AT(overlap.mode), 'i', FO_FLASH, NULL, "none", FO_NONE},
@@ -178,7 +184,7 @@ static void test_options_good(void) {
         CHECK_AT("default of %s", all_options[i].l);
         CHECK(field_is(&o, i, all_options[i].fallback, all_options[i].text));
     }
-    CHECK(!o.help && !o.dry_run);
+    CHECK(!o.help && !o.dry_run && !o.comm_report && !o.generate && o.world == 0);
     for (size_t i = 0; i < NALL; i++) {
         const char *s = all_options[i].s, *l = all_options[i].l, *v = all_options[i].value;
         const char* base = strcmp(l, "--out") == 0 ? "" : "-o there "; // -n and -y need it
@@ -203,6 +209,10 @@ static void test_options_good(void) {
     CHECK(parse_line(&o, "--prompt=--help --link none", err) == 0 && strcmp(o.prompt, "--help") == 0 &&
           !o.help);
     CHECK(parse_line(&o, "--help -b nonsense", err) == 0 && o.help);
+    CHECK(parse_line(&o, "--dp 2 --up 3 --tp 2 -b 2 -t 48", err) == 0 && o.dp == 2 && o.total_batch == 192);
+    CHECK(parse_line(&o, "--dry-run --world 1024 --up 2 --tp 8", err) == 0 && o.dp == 64);
+    CHECK(parse_line(&o, "--dry-run --dp 1024", err) == 0 && o.dp == 1024);
+    CHECK(parse_line(&o, "--comm-report --generate", err) == 0 && o.comm_report && o.generate);
     CHECK(parse_line(&o, "-k linear", err) == 0 && o.schedule == SCHEDULE_LINEAR);
     CHECK(parse_line(&o, "-k constant", err) == 0 && o.schedule == SCHEDULE_CONSTANT);
 }
@@ -278,8 +288,18 @@ static const char* const bad_lines[][3] = {
     {"-b 1048576 -t 1048576", "--batch 1048576", "2147483647"},
     {"-n 5", "--checkpoint-every", "--out DIR"},
     {"-y 1", "--resume 1", "--out DIR"},
-    {"-z 1", "-z is an option of llm.c", "--help"},
-    {"-r 1", "-r is an option of llm.c", "--help"},
+    {"-z 3", "-z '3'", "want 0 to 2"},
+    {"-r 4", "-r '4'", "want 0 to 3"},
+    {"--dp 1025", "--dp '1025'", "want 0 to 1024"},
+    {"--up 17", "--up '17'", "want 1 to 16"},
+    {"--dp 3 --up 3 --tp 2", "make 18 ranks", "16 at most"},
+    {"--dp 17", "make 17 ranks", "16 at most"},
+    {"--dry-run --dp 1024 --tp 2", "make 2048 ranks", "1024 at most"},
+    {"--world 8", "--world 8 is for --dry-run", "--dp * --up * --tp"},
+    {"--dry-run --world 8 --dp 3 --up 2", "make 6 ranks", "not --world 8"},
+    {"--dry-run --world 1000 --up 3 --tp 2", "1000 ranks: --up 3 * --tp 2", "want 996 or 1002"},
+    {"-b 2 -t 8 --dp 2 -d 16", "--total-batch 16", "= 32 tokens; want 32"},
+    {"--prompt a --prompt-file b", "--prompt and --prompt-file", "want one"},
     {"-w 1", "-w is an option of llm.c", "--help"},
     {"-ge 1", "-ge is an option of llm.c", "--help"},
     {"-f 1", "-f is an option of llm.c", "--help"},
@@ -337,7 +357,7 @@ static void test_options_help(void) {
             CHECK(field_is(&o, i, all_options[i].fallback, all_options[i].text));
         }
     }
-    CHECK(ndefaults == 35);
+    CHECK(ndefaults == 41);
     free(text);
 }
 

@@ -1,0 +1,183 @@
+/* fo_zero.c -- data parallelism by flash overlap. See fo_zero.h; the table of D1 ... D3 is in doc/overlap.md. */
+#include "flashoverlap/fo_zero.h"
+#include "flashoverlap/fo_exec.h"
+#include <stdlib.h>
+
+static size_t own_first(size_t N, const FoOverlap* o) {
+    return fo_cut(N, o->plan.P, o->plan.r);
+}
+
+static size_t own_rows(size_t N, const FoOverlap* o) {
+    return fo_cut(N, o->plan.P, o->plan.r + 1) - own_first(N, o);
+}
+
+// ---- D1 ---------------------------------------------------------------------------------------------------
+typedef struct {
+    float* dweight;
+    const floatX *dout, *inp;
+    size_t n;
+    int K, OC;
+} Wgrad;
+
+static void wgrad_piece(void* ctx, int owner, size_t row0, size_t nrows, FoStream* s) {
+    const Wgrad* x = (const Wgrad*)ctx;
+    (void)owner;
+    fo_matmul_wgrad_rows(x->dweight, x->dout, x->inp, row0, nrows, x->n, x->K, x->OC, s);
+}
+
+static void slot_end(FoGradSlot* slot) {
+    const float* parts[FO_MAX_RANKS];
+    FoOverlap* o = slot->o;
+    int P = o->plan.P, r = o->plan.r;
+    size_t nelem = own_rows(slot->rows, o) * slot->K;
+    for (int p = 0; p < P; p++) {
+        parts[p] = p == r ? slot->own : slot->received + (size_t)(p < r ? p : p - 1) * nelem;
+    }
+    fo__wait(o, o->plan.nexchanges);
+    fo_sum(slot->own, parts, nelem, P, o->compute);
+    if (slot->shard) { fo_add(slot->shard, slot->own, nelem, FO_FP32, o->compute); }
+    if (slot->back) { fo_allgather_rows_begin(slot->back, slot->all, slot->K * sizeof(float), slot->rows); }
+}
+
+void fo_reducer_wgrad(FoReducer* r, FoGradSlot* slot, float* dweight, float* shard, FoOverlap* back,
+                      const floatX* dout, const floatX* inp, size_t n, int K, int OC) {
+    if (!slot) {
+        slot = &r->slot[r->next];
+        r->next = 1 - r->next;
+    }
+    FoOverlap* o = slot->o;
+    if (o->plan.P == 1) {
+        fo_matmul_wgrad(dweight, NULL, dout, inp, n, K, OC, o->compute);
+        return;
+    }
+    fo__require_kind(o, FO_REDUCESCATTER);
+    if (slot->temp) {
+        dweight = slot->temp;
+        fo_zero(dweight, (size_t)OC * (size_t)K * sizeof(float), o->compute);
+    }
+    Wgrad x = {dweight, dout, inp, n, K, OC};
+    size_t row_nbytes = (size_t)K * sizeof(float), own = own_rows((size_t)OC, o);
+    FoPieces io;
+    fo__cut_pieces(io.send, dweight, o->plan.P, (size_t)OC, row_nbytes);
+    for (int p = 0; p < o->plan.P; p++) {
+        int at = p < o->plan.r ? p : p - 1;
+        FoPiece recv = {(char*)(slot->received + (size_t)(p == o->plan.r ? 0 : at) * own * (size_t)K),
+                        row_nbytes, own, 0};
+        io.recv[p] = recv;
+    }
+    slot->all = dweight, slot->own = dweight + own_first((size_t)OC, o) * (size_t)K, slot->shard = shard;
+    slot->rows = (size_t)OC, slot->K = (size_t)K, slot->back = back;
+    fo__run(o, &io, wgrad_piece, &x);
+    fo_reducer_flush(r); // the one before has had this one's computation to arrive in
+    r->pending = slot;
+}
+
+void fo_reducer_flush(FoReducer* r) {
+    if (r->pending) { slot_end(r->pending); }
+    r->pending = NULL;
+}
+
+// ---- D3 ---------------------------------------------------------------------------------------------------
+void fo_allgather_rows_begin(FoOverlap* o, void* all, size_t row_nbytes, size_t N) {
+    FoPieces io;
+    fo__require_kind(o, FO_ALLGATHER);
+    fo__cut_pieces(io.send, all, o->plan.P, N, row_nbytes);
+    fo__cut_pieces(io.recv, all, o->plan.P, N, row_nbytes);
+    fo__begin(o, &io);
+}
+
+// ---- D2 ---------------------------------------------------------------------------------------------------
+static size_t min_size(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+// entries that all ranks together can have of the own rows
+static size_t entries(size_t most, size_t rows, int P, int r) {
+    return (size_t)P * min_size(most, fo_cut(rows, P, r + 1) - fo_cut(rows, P, r));
+}
+
+size_t fo_sparse_nbytes(size_t N, size_t rows, int P, int r, int C) {
+    size_t most = min_size(N, rows), room = entries(most, rows, P, r);
+    return (most + room) * (sizeof(int) + (size_t)C * sizeof(float));
+}
+
+FoSparse* fo_sparse_create(FoDevice* d, size_t N, size_t rows, int P, int r, int C) {
+    FoSparse* f = (FoSparse*)calloc(1, sizeof *f);
+    fo_require(f != NULL, "out of memory");
+    f->rows = rows, f->most = min_size(N, rows), f->room = entries(f->most, rows, P, r);
+    f->identity = (int*)fo_malloc(d, (f->most + f->room) * sizeof(int));
+    f->dst = f->identity + f->most;
+    f->compact = (float*)fo_malloc(d, (f->most + f->room) * (size_t)C * sizeof(float));
+    f->received = f->compact + f->most * (size_t)C;
+    f->host = (int*)malloc((f->most + f->room + 1) * sizeof(int));
+    f->mark = (unsigned char*)malloc(rows + 1);
+    fo_require(f->host && f->mark, "out of memory");
+    for (size_t i = 0; i < f->most; i++) {
+        f->host[i] = (int)i;
+    }
+    return f;
+}
+
+void fo_sparse_destroy(FoDevice* d, FoSparse* f) {
+    if (!f) { return; }
+    fo_free(d, f->identity);
+    fo_free(d, f->compact);
+    free(f->host);
+    free(f->mark);
+    free(f);
+}
+
+void fo_sparse_set(FoSparse* f, const int* ids, size_t n, size_t v0, int P, int r, FoStream* s) {
+    size_t first = fo_cut(f->rows, P, r), end = fo_cut(f->rows, P, r + 1), ntaken = 0;
+    int* dst = f->host + f->most;
+    for (int p = 0; p < P; p++) {
+        memset(f->mark, 0, f->rows);
+        for (size_t i = 0; i < n; i++) {
+            size_t row = (size_t)ids[(size_t)p * n + i] - v0; // wraps below v0: above rows, too
+            if (row < f->rows) { f->mark[row] = 1; }
+        }
+        f->take[p] = ntaken;
+        for (size_t row = first; row < end; row++) {
+            if (f->mark[row]) { dst[ntaken++] = (int)(row - first); }
+        }
+        for (int q = 0; q < P && p == r; q++) { // the own compact rows are in the order of rows
+            f->give[q + 1] = f->give[q];
+            for (size_t row = fo_cut(f->rows, P, q); row < fo_cut(f->rows, P, q + 1); row++) {
+                f->give[q + 1] += f->mark[row];
+            }
+        }
+    }
+    f->take[P] = ntaken;
+    fo_upload(f->identity, f->host, (f->most + f->room) * sizeof(int), s);
+}
+
+void fo_sparse_reduce_begin(FoSparse* f, FoFetch* fetch, FoStaging* st, int C, FoOverlap* fetched,
+                            FoOverlap* o) {
+    const FoPlan* plan = &o->plan;
+    size_t row = (size_t)C * sizeof(float);
+    fo__require_kind(o, FO_ALLGATHER);
+    fo_require(fetch->nuniq == f->give[plan->P], "%s: %zu different rows, %zu were expected", o->name,
+               fetch->nuniq, f->give[plan->P]);
+    fo_allgather_end(fetched); // all gradient rows are here | they are added
+    fo_zero(f->compact, fetch->nuniq * row, o->compute);
+    fo_scatter_add_rows(f->compact, (const floatX*)st->partial, f->identity, fetch->start, fetch->order,
+                        fetch->nuniq, C, o->compute);
+    o->marked = 0;
+    fo__start(o);
+    for (int e = 0; e < plan->nexchanges; e++) {
+        int to = plan->exchanges[e].send_to, from = plan->exchanges[e].recv_from;
+        fo__queue_message(o, e, f->compact + f->give[to] * (size_t)C, (f->give[to + 1] - f->give[to]) * row,
+                          f->received + f->take[from] * (size_t)C, (f->take[from + 1] - f->take[from]) * row);
+    }
+    if (plan->mode == FO_NONE) { fo_allgather_end(o); }
+}
+
+void fo_sparse_reduce_end(FoSparse* f, float* shard, int C, FoOverlap* o) {
+    int P = o->plan.P, r = o->plan.r;
+    fo_allgather_end(o); // all ranks' rows are here | they are added
+    for (int p = 0; p < P; p++) {
+        const float* rows =
+            p == r ? f->compact + f->give[r] * (size_t)C : f->received + f->take[p] * (size_t)C;
+        fo_add_rows(shard, rows, f->dst + f->take[p], f->take[p + 1] - f->take[p], C, o->compute);
+    }
+}

@@ -1,0 +1,348 @@
+/* gpt.c -- the mesh, sizes, memory and plans of a GPT on one rank. See gpt.h. */
+#include "train/gpt.h"
+#include <stdlib.h>
+
+const Site gpt_sites[NSITES] = {
+    // clang-format off
+    [E1] = {"E1", FO_ALLGATHER, GROUP_TP, 1},      [F1] = {"F1", FO_ALLGATHER, GROUP_TP, 0},
+    [F2] = {"F2", FO_REDUCESCATTER, GROUP_TP, 0},  [F3] = {"F3", FO_ALLGATHER, GROUP_TP, 0},
+    [F4] = {"F4", FO_REDUCESCATTER, GROUP_TP, 0},  [H1] = {"H1", FO_ALLGATHER, GROUP_TP, 0},
+    [H2] = {"H2", FO_ALLGATHER, GROUP_TP, 1},      [H2_NEXT] = {"H2", FO_ALLGATHER, GROUP_TP, 1},
+    [H3] = {"H3", FO_REDUCESCATTER, GROUP_TP, 0},  [B1] = {"B1", FO_ALLGATHER, GROUP_TP, 0},
+    [B2] = {"B2", FO_ALLGATHER, GROUP_TP, 0},      [B3] = {"B3", FO_REDUCESCATTER, GROUP_TP, 0},
+    [B4] = {"B4", FO_ALLGATHER, GROUP_TP, 0},      [B5] = {"B5", FO_ALLGATHER, GROUP_TP, 0},
+    [B6] = {"B6", FO_REDUCESCATTER, GROUP_TP, 0},  [E2] = {"E2", FO_ALLGATHER, GROUP_TP, 1},
+    [B7] = {"B7", FO_REDUCESCATTER, GROUP_TP, 1},  [B7_BACK] = {"B7", FO_ALLGATHER, GROUP_TP, 1},
+    [U1] = {"U1", FO_REDUCESCATTER, GROUP_UP, 0},  [U2] = {"U2", FO_REDUCESCATTER, GROUP_UP, 0},
+    [U3] = {"U3", FO_REDUCESCATTER, GROUP_UP, 0},  [U4_KV] = {"U4 dk dv", FO_REDUCESCATTER, GROUP_UP, 1},
+    [U4_Q] = {"U4 dq", FO_REDUCESCATTER, GROUP_UP, 1},
+    [D1] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},  [D1_NEXT] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},
+    [D2] = {"D2", FO_REDUCESCATTER, GROUP_RP, 1},  [D2_ROWS] = {"D2 rows", FO_ALLGATHER, GROUP_RP, 1},
+    [B7_DP] = {"B7 dp", FO_REDUCESCATTER, GROUP_RP, 1},
+    [B7_DP_BACK] = {"B7 dp", FO_ALLGATHER, GROUP_RP, 1},
+    // clang-format on
+};
+
+Mesh mesh_of(const TrainOptions* opt, int rank) {
+    Mesh m = {opt->dp, opt->up, opt->tp, opt->dp * opt->up, 0, 0, 0, 0};
+    m.t = rank % m.tp;
+    m.p = rank / m.tp;
+    m.u = m.p % m.up;
+    m.d = m.p / m.up;
+    return m;
+}
+
+// ---- where things are -------------------------------------------------------------------------------------
+const floatX* gpt_weight(const GPT* g, int tensor, int l) {
+    return g->params + g->ts.t[tensor].offset + (size_t)l * tensor_local(&g->ts.t[tensor]);
+}
+
+size_t gpt_grad_matrices(const GPT* g) {
+    return g->zero == 2 ? g->os.nmatrix : g->ts.nmatrix;
+}
+
+float* gpt_grad(const GPT* g, int tensor, int l) {
+    const Tensor *t = &g->ts.t[tensor], *shared = &g->os.t[tensor];
+    if (t->sharded && g->zero == 2) { return g->grads + shared->offset + (size_t)l * tensor_local(shared); }
+    size_t at = t->sharded ? t->offset : gpt_grad_matrices(g) + t->offset - g->ts.nmatrix;
+    return g->grads + at + (size_t)l * tensor_local(t);
+}
+
+size_t gpt_replicated(const GPT* g) {
+    size_t tp = (size_t)g->mesh.tp;
+    return (g->ts.nelem - g->ts.ncut + tp - 1) / tp * tp;
+}
+
+size_t gpt_vectors(const GPT* g) {
+    size_t rp = (size_t)g->mesh.rp,
+           nelem = g->ts.ncut - g->ts.nmatrix + gpt_replicated(g) / (size_t)g->mesh.tp;
+    return (nelem + rp - 1) / rp * rp;
+}
+
+static size_t grads_nelem(const GPT* g) {
+    return gpt_grad_matrices(g) + g->ts.ncut - g->ts.nmatrix + gpt_replicated(g);
+}
+
+/* The head goes slice by slice, so that logits of a slice exist, never [Nt, V]: about 1,024 rows, and two
+ * slices at least where there are peers, so that one's statistics travel while the next is computed. m:
+ * GPT.head_chunks, or 1 to find it. Each slice adds to the gradient of wte, so their number must not depend
+ * on the mode: every mode, the same bits.
+ */
+int gpt_head_slices(size_t Nt, int tp, int m) {
+    size_t want = (Nt + 1023) / 1024, n = Nt / (size_t)tp;
+    if (want < 2 && tp > 1) { want = 2; }
+    while (want > 1 && n % (want * (size_t)m) != 0) {
+        want--;
+    }
+    return (int)want;
+}
+
+// ---- sizes ------------------------------------------------------------------------------------------------
+#define CARVE(p, count, type) carve_add(g, (void**)(p), (size_t)(count) * sizeof(type))
+
+static void carve_add(GPT* g, void** ptr, size_t nbytes) {
+    fo_require((size_t)g->narrays < sizeof g->arrays / sizeof *g->arrays,
+               "more arrays than there is room for");
+    Carve* c = &g->arrays[g->narrays++];
+    c->ptr = ptr;
+    c->nbytes = (nbytes + 63) / 64 * 64;
+    g->acts_nbytes += c->nbytes;
+}
+
+// what stays from forward to backward
+static void carve_kept(GPT* g, size_t N, size_t Nt, size_t n) {
+    GPTActs* a = &g->acts;
+    size_t L = (size_t)g->config.L, C = (size_t)g->config.C, F = (size_t)g->F, Lk = g->recompute == 3 ? 1 : L;
+    size_t Lg = g->keep_gathered ? L : 1, Cu = (size_t)g->Cu;
+    CARVE(&a->resid, (L + 1) * n * C, floatX), CARVE(&a->mid, Lk * n * C, floatX);
+    CARVE(&a->ln1_mean, Lk * n, float), CARVE(&a->ln1_rstd, Lk * n, float);
+    CARVE(&a->ln2_mean, Lk * n, float), CARVE(&a->ln2_rstd, Lk * n, float);
+    CARVE(&a->lnf_mean, n, float), CARVE(&a->lnf_rstd, n, float);
+    CARVE(&a->qkv, Lk * N * 3 * Cu, floatX), CARVE(&a->att, Lk * N * Cu, floatX);
+    if (g->mesh.up > 1) { CARVE(&a->att_tokens, Lk * Nt * (size_t)g->Ca, floatX); }
+    CARVE(&a->lse, Lk * N * (size_t)g->NHu, float), CARVE(&a->fch, Lk * Nt * F, floatX);
+    CARVE(&a->gelu, (g->recompute == 0 ? L : 1) * Nt * F, floatX);
+    CARVE(&a->ln1_all, Lg * Nt * C, floatX);
+    if (g->keep_gathered || g->recompute == 3) { CARVE(&a->ln2_all, Lg * Nt * C, floatX); }
+    if (g->keep_own) { CARVE(&a->ln1_own, L * n * C, floatX), CARVE(&a->ln2_own, L * n * C, floatX); }
+}
+
+// what one operation after another uses
+static void carve_used(GPT* g, size_t N, size_t Nt, size_t n, FoDtype wire) {
+    GPTActs* a = &g->acts;
+    size_t C = (size_t)g->config.C, F = (size_t)g->F, Ca = (size_t)g->Ca, Cu = (size_t)g->Cu;
+    size_t slice = Nt / (size_t)gpt_head_slices(Nt, g->mesh.tp, g->head_chunks), w = fo_dtype_nbytes(wire);
+    CARVE(&a->dfch, Nt * F, floatX), CARVE(&a->datt, N * Cu, floatX);
+    if (g->mesh.up == 1) {
+        CARVE(&a->dqkv, N * 3 * Cu, floatX);
+    } else {
+        CARVE(&a->up_send, Nt * 3 * Ca, floatX), CARVE(&a->sums, Nt * C, float);
+        CARVE(&a->dheads.dq32, N * Cu, float), CARVE(&a->dheads.dq, N * Cu, floatX);
+        CARVE(&a->dheads.dkv, N * 2 * Cu, floatX), CARVE(&a->dheads.dq_tokens, Nt * Ca, floatX);
+        CARVE(&a->dheads.dkv_tokens, Nt * 2 * Ca, floatX);
+    }
+    CARVE(&a->dall, Nt * C, floatX), CARVE(&a->dln, n * C, floatX);
+    CARVE(&a->logits, 2 * slice * (size_t)g->Vl, floatX);
+    CARVE(&a->stats, 2 * (size_t)g->mesh.tp * slice, FoSoftmaxStat);
+    CARVE(&a->losses, Nt, float), CARVE(&a->scalars, FO_MAX_RANKS + 1, Scalars);
+    CARVE(&a->partial, Nt * C * w, char), CARVE(&a->received, (Nt - n) * C * w, char);
+    CARVE(&a->targets, Nt, int), CARVE(&a->pos, n, int);
+    CARVE(&a->pos_dst, n, int), CARVE(&a->pos_start, n + 1, int), CARVE(&a->pos_order, n, int);
+    if (g->mesh.dp > 1) { CARVE(&a->ids, (size_t)g->mesh.dp * N, int); }
+}
+
+// what gradients need on their way through the replicas
+static void carve_grads(GPT* g) {
+    GPTActs* a = &g->acts;
+    size_t rp = (size_t)g->mesh.rp, C = (size_t)g->config.C, most = 0, most_own = 0;
+    CARVE(&g->grad_staging.received, gpt_replicated(g), float);
+    CARVE(&a->vectors, gpt_vectors(g), float);
+    if (rp == 1) { return; }
+    CARVE(&g->vector_staging.received, gpt_vectors(g), float);
+    for (int i = WTE + 1; i < NTENSORS; i++) {
+        for (int j = 0; g->ts.t[i].sharded && j < tensor_nunits(&g->ts, i); j++) {
+            TensorUnit u = tensor_unit(&g->ts, i, j);
+            size_t own = (fo_cut(u.rows, g->mesh.rp, g->mesh.p + 1) - fo_cut(u.rows, g->mesh.rp, g->mesh.p));
+            most = u.rows * u.cols > most ? u.rows * u.cols : most;
+            most_own = own * u.cols > most_own ? own * u.cols : most_own;
+        }
+    }
+    size_t V = (size_t)g->Vl, own_V = fo_cut(V, g->mesh.rp, g->mesh.p + 1) - fo_cut(V, g->mesh.rp, g->mesh.p);
+    for (int i = 0; i < 3; i++) {
+        CARVE(&a->grad_received[i], (rp - 1) * (i < 2 ? most_own : own_V * C), float);
+        if (g->zero == 2) { CARVE(&a->grad_temp[i], i < 2 ? most : V * C, float); }
+    }
+}
+
+void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
+    const int hs = c.C / c.NH;
+    const Mesh m = mesh_of(opt, rank);
+    memset(g, 0, sizeof *g);
+    g->config = c, g->mesh = m;
+    g->zero = m.rp > 1 ? opt->zero : 0, g->recompute = opt->recompute;
+    // one rank's rows are all rows: kept or not, there is nothing to gather
+    int keeps = opt->recompute < 2;
+    g->keep_gathered = opt->recompute < 3 && (!opt->sp || opt->keep_gathered || (keeps && m.tp == 1));
+    g->keep_own = keeps && !g->keep_gathered;
+    g->B_max = opt->batch, g->T_max = opt->seq_len, g->chunks = opt->overlap.m;
+    size_t N = (size_t)g->B_max * (size_t)g->T_max, Nt = N / (size_t)m.up, n = Nt / (size_t)m.tp;
+    size_t own = n / (size_t)gpt_head_slices(Nt, m.tp, 1);
+    int head_m = m.tp > 1 ? g->chunks : 1;
+    for (g->head_chunks = head_m; head_m % g->head_chunks || own % (size_t)g->head_chunks;) {
+        g->head_chunks--;
+    }
+    TensorCuts whole = {m.tp, m.t, m.up, 1, 0}, shared = {m.tp, m.t, m.up, m.rp, m.p};
+    tensors_init(&g->ts, c, whole);
+    tensors_init(&g->os, c, g->zero ? shared : whole);
+    int NHl = (int)(fo_cut((size_t)c.NH, m.tp, m.t + 1) - fo_cut((size_t)c.NH, m.tp, m.t));
+    g->heads = fo_heads(NHl, hs, m.up, m.u);
+    g->NHu = g->heads.head[m.u + 1] - g->heads.head[m.u];
+    g->Ca = NHl * hs, g->Cu = g->NHu * hs;
+    g->F = (int)(fo_cut((size_t)c.C * 4, m.tp, m.t + 1) - fo_cut((size_t)c.C * 4, m.tp, m.t));
+    for (int p = 0; p <= m.tp; p++) {
+        g->first_row[p] = fo_cut((size_t)c.Vp, m.tp, p);
+    }
+    g->v0 = (int)g->first_row[m.t];
+    g->Vl = (int)(g->first_row[m.t + 1] - g->first_row[m.t]);
+    g->valid = c.V - g->v0 < 0 ? 0 : c.V - g->v0 < g->Vl ? c.V - g->v0 : g->Vl;
+    carve_kept(g, N, Nt, n);
+    carve_used(g, N, Nt, n, opt->wire);
+    carve_grads(g);
+    if (m.rp > 1) { g->acts_nbytes += fo_sparse_nbytes(Nt, (size_t)g->Vl, m.rp, m.p, c.C); }
+}
+
+GPTBytes gpt_nbytes(const GPT* g) {
+    size_t masters = FO_FLOATX == FO_FP32 && g->os.cuts.nshards == 1 ? 2 : 3;
+    GPTBytes b = {g->ts.nelem * sizeof(floatX), grads_nelem(g) * sizeof(float),
+                  masters * g->os.nelem * sizeof(float), g->acts_nbytes};
+    return b;
+}
+
+// ---- plans ------------------------------------------------------------------------------------------------
+int gpt_site_ranks(const GPT* g, int i) {
+    GroupName group = gpt_sites[i].group;
+    return group == GROUP_TP ? g->mesh.tp : group == GROUP_UP ? g->mesh.up : g->mesh.rp;
+}
+
+int gpt_site_chunks(const GPT* g, int i) {
+    if (gpt_sites[i].whole) { return 1; }
+    // behind a gather an all-to-all goes chunk by chunk already
+    if ((i == U1 || i == U3) && g->mesh.tp > 1) { return 1; }
+    return i == H1 || i == H3 ? g->head_chunks : g->chunks;
+}
+
+FoTopology gpt_site_topology(const TrainOptions* opt, int i) {
+    return gpt_sites[i].whole || gpt_sites[i].group != GROUP_TP ? FO_DIRECT : opt->topology;
+}
+
+// a plan for each operation; modes none and slice:M go through the same calls as flash
+static void open_plans(GPT* g, const TrainOptions* opt) {
+    for (int i = 0; i < NSITES; i++) {
+        GroupName group = gpt_sites[i].group;
+        g->o[i] =
+            fo_overlap_create(gpt_sites[i].name, gpt_sites[i].kind, opt->overlap.mode, gpt_site_chunks(g, i),
+                              gpt_site_topology(opt, i), g->group[group], g->compute, g->comm[group]);
+    }
+    g->d3 = (FoOverlap**)calloc((size_t)g->config.L + 1, sizeof(FoOverlap*));
+    fo_require(g->d3 != NULL, "out of memory");
+    for (int b = 0; b <= g->config.L; b++) {
+        g->d3[b] = fo_overlap_create("D3", FO_ALLGATHER, opt->overlap.mode, 1, FO_DIRECT, g->group[GROUP_RP],
+                                     g->compute, g->comm[GROUP_RP]);
+    }
+}
+
+void gpt_take_times(GPT* g, double* exposed_ms, double* comm_ms) {
+    *exposed_ms = *comm_ms = 0.0;
+    for (int i = 0; i < NSITES + g->config.L + 1; i++) {
+        FoOverlap* o = i < NSITES ? g->o[i] : g->d3[i - NSITES];
+        *exposed_ms += o->exposed_ms;
+        *comm_ms += o->comm_ms;
+        Sent* sent = &g->sent[i < NSITES ? i : NSITES];
+        sent->nbytes += o->nbytes_sent, sent->nmessages += o->nmessages;
+        fo_overlap_reset(o);
+    }
+}
+
+Sent gpt_sent(const GPT* g, int site) {
+    Sent sent = g->sent[site];
+    for (int i = 0; i < (site < NSITES ? 1 : g->config.L + 1); i++) {
+        const FoOverlap* o = site < NSITES ? g->o[site] : g->d3[i];
+        sent.nbytes += o->nbytes_sent, sent.nmessages += o->nmessages;
+    }
+    return sent;
+}
+
+void gpt_await_weights(GPT* g) {
+    for (int b = 0; b <= g->config.L; b++) {
+        fo_allgather_end(g->d3[b]);
+    }
+    fo_stream_sync(g->compute);
+}
+
+// ---- open and close ---------------------------------------------------------------------------------------
+static void open_groups(GPT* g, FoGroup* world) {
+    static const char* const names[NGROUPS] = {"comm tp", "comm up", "comm dp"};
+    const Mesh* m = &g->mesh;
+    g->world = world;
+    g->group[GROUP_TP] = fo_group_split(world, m->p);
+    g->group[GROUP_UP] = fo_group_split(world, m->d * m->tp + m->t);
+    g->group[GROUP_RP] = fo_group_split(world, m->t);
+    g->dp = fo_group_split(world, m->u * m->tp + m->t);
+    g->compute = fo_stream_create(g->device, "compute");
+    for (int i = 0; i < NGROUPS; i++) {
+        g->comm[i] = fo_stream_create(g->device, names[i]);
+    }
+}
+
+static void open_staging(GPT* g, const TrainOptions* opt) {
+    GPTActs* a = &g->acts;
+    g->staging.partial = a->partial, g->staging.received = a->received, g->staging.wire = opt->wire;
+    g->grad_staging.partial = g->grads + gpt_grad_matrices(g) + g->ts.ncut - g->ts.nmatrix;
+    g->grad_staging.wire = FO_FP32;
+    g->vector_staging.partial = a->vectors, g->vector_staging.wire = FO_FP32;
+    FoGradSlot* slots[3] = {&g->reducer.slot[0], &g->reducer.slot[1], &g->wte_slot};
+    static const int sites[3] = {D1, D1_NEXT, D2};
+    for (int i = 0; i < 3; i++) {
+        slots[i]->o = g->o[sites[i]];
+        slots[i]->received = a->grad_received[i];
+        slots[i]->temp = i < 2 ? a->grad_temp[i] : NULL; // wte's is filled slice by slice
+    }
+}
+
+void gpt_open(GPT* g, GPTConfig c, const TrainOptions* opt, FoGroup* world, FoDevice* device) {
+    gpt_sizes(g, c, opt, fo_group_rank(world));
+    g->device = device;
+    open_groups(g, world);
+    open_plans(g, opt);
+    size_t N = (size_t)g->B_max * (size_t)g->T_max, Nt = N / (size_t)g->mesh.up;
+    g->params = (floatX*)fo_malloc(device, g->ts.nelem * sizeof(floatX));
+    g->grads = (float*)fo_malloc(device, grads_nelem(g) * sizeof(float));
+    g->m = (float*)fo_malloc(device, g->os.nelem * sizeof(float));
+    g->v = (float*)fo_malloc(device, g->os.nelem * sizeof(float));
+    // an FP32 build's parameters are their own masters, as long as a rank has all of both
+    g->master = FO_FLOATX == FO_FP32 && g->os.cuts.nshards == 1
+                    ? (float*)(void*)g->params
+                    : (float*)fo_malloc(device, g->os.nelem * sizeof(float));
+    for (int i = 0; i < g->narrays; i++) {
+        *g->arrays[i].ptr = fo_malloc(device, g->arrays[i].nbytes);
+    }
+    if (!g->acts.ln2_all) { g->acts.ln2_all = g->acts.ln1_all; }
+    open_staging(g, opt);
+    g->fetch = fo_fetch_create(device, Nt);
+    if (g->mesh.rp > 1) {
+        g->sparse = fo_sparse_create(device, Nt, (size_t)g->Vl, g->mesh.rp, g->mesh.p, c.C);
+    }
+    g->host_ints = (int*)malloc((6 * Nt + (size_t)g->mesh.dp * N * 2 + 8) * sizeof(int));
+    g->host_losses = (float*)malloc(Nt * sizeof(float));
+    fo_require(g->host_ints && g->host_losses, "out of memory");
+}
+
+void gpt_close(GPT* g) {
+    for (int i = 0; i < NSITES; i++) {
+        fo_overlap_destroy(g->o[i]);
+    }
+    for (int b = 0; b <= g->config.L; b++) {
+        fo_overlap_destroy(g->d3[b]);
+    }
+    free(g->d3);
+    for (int i = 0; i < NGROUPS; i++) {
+        fo_stream_destroy(g->comm[i]);
+    }
+    fo_stream_destroy(g->compute);
+    for (int i = 0; i < g->narrays; i++) {
+        fo_free(g->device, *g->arrays[i].ptr);
+    }
+    if ((void*)g->master != (void*)g->params) { fo_free(g->device, g->master); }
+    fo_free(g->device, g->v);
+    fo_free(g->device, g->m);
+    fo_free(g->device, g->grads);
+    fo_free(g->device, g->params);
+    fo_fetch_destroy(g->device, g->fetch);
+    fo_sparse_destroy(g->device, g->sparse);
+    free(g->host_ints);
+    free(g->host_losses);
+    fo_group_free(g->dp);
+    for (int i = 0; i < NGROUPS; i++) {
+        fo_group_free(g->group[i]);
+    }
+}

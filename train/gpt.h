@@ -1,0 +1,210 @@
+/* gpt.h -- a GPT on one rank: the mesh, this rank's share of sizes, its memory, its overlapped operations.
+ *
+ * What is computed with it is train_gpt.cu: batch, forward, head, backward, update. Files, reports and the
+ * start of a run: run.h. Text: generate.h.
+ */
+#ifndef GPT_H
+#define GPT_H
+#include "flashoverlap/fo_ulysses.h"
+#include "flashoverlap/fo_zero.h"
+#include "train/options.h"
+#include "train/tensors.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Mesh -- world = dp x up x tp ranks, tp fastest: rank = (d * up + u) * tp + t. Weights are cut by tp, tokens of
+ * a batch by up, batches by dp. Ranks of the same t hold the same weights: they are replicas, rp = dp * up.
+ */
+typedef struct {
+    int dp, up, tp, rp; // sizes
+    int d, u, t, p;     // this rank's place; p = d * up + u
+} Mesh;
+
+Mesh mesh_of(const TrainOptions* opt, int rank);
+
+// ---- the overlapped operations of a step ------------------------------------------------------------------
+// rows of doc/overlap.md's table, by group. H2, D1 and B7 need more than one
+enum {
+    E1,
+    F1,
+    F2,
+    F3,
+    F4,
+    H1,
+    H2,
+    H2_NEXT,
+    H3,
+    B1,
+    B2,
+    B3,
+    B4,
+    B5,
+    B6,
+    E2,
+    B7,
+    B7_BACK, // tp
+    U1,
+    U2,
+    U3,
+    U4_KV,
+    U4_Q, // up
+    D1,
+    D1_NEXT,
+    D2,
+    D2_ROWS,
+    B7_DP,
+    B7_DP_BACK, // rp
+    NSITES
+};
+
+typedef enum { GROUP_TP, GROUP_UP, GROUP_RP, NGROUPS } GroupName;
+
+typedef struct {
+    const char* name;
+    FoKind kind;
+    GroupName group;
+    int whole; // not cut into the mode's m chunks, and to each peer directly
+} Site;
+
+extern const Site gpt_sites[NSITES];
+
+// ---- memory -----------------------------------------------------------------------------------------------
+// N = B*T tokens of the dp rank's batch; Nt = N/up rows of the tp group; n = Nt/tp own rows; Ca, F: the tp
+// rank's attention and FFN widths; Cu, NHu: of them, channels and heads of the own head group. Lk: layers whose
+// activations are kept, L, or 1 where blocks are recomputed
+typedef struct {
+    // kept from forward to backward
+    floatX* resid; // [L+1, n, C] the residual stream before each layer, and after the last
+    floatX* mid;   // [Lk, n, C] the residual stream between attention and FFN
+    float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd; // [Lk, n]
+    float *lnf_mean, *lnf_rstd;                       // [n]
+    floatX* qkv;                                      // [Lk, N, 3*Cu]
+    floatX* att;                                      // [Lk, N, Cu]
+    floatX* att_tokens;                               // up > 1: [Lk, Nt, Ca] in blocks
+    float* lse;                                       // [Lk, N, NHu]
+    floatX* fch;                                      // [Lk, Nt, F] before the GELU
+    floatX* gelu;                                     // [Nt, F]; kept at -r 0: [L, Nt, F]
+    floatX *ln1_all, *ln2_all;                        // [Nt, C], kept where keep_gathered: [L, Nt, C]
+    floatX *ln1_own, *ln2_own;                        // [L, n, C] where keep_own
+    // used by one operation after another
+    floatX* dfch;             // [Nt, F]
+    floatX *dqkv, *datt;      // up = 1: [N, 3*Cu]; [N, Cu]
+    floatX* up_send;          // up > 1: [Nt, 3*Ca] in blocks
+    float* sums;              // up > 1: [Nt, C]
+    FoHeadGrads dheads;       // up > 1
+    floatX* dall;             // [Nt, C] gradient of the residual stream; the own rows are its home
+    floatX* dln;              // [n, C]
+    floatX* logits;           // [2, slice, Vl]
+    FoSoftmaxStat* stats;     // [2, tp, slice]
+    float* losses;            // [Nt]
+    void* scalars;            // [world + 1] Scalars: what ranks tell each other, and room for a sum
+    void *partial, *received; // FoStaging
+    float* vectors;           // gradients of vectors, as the replicas add them
+    float* grad_received[3];  // of D1, D1_NEXT, D2
+    float* grad_temp[3];      // ZeRO 2: what is computed before it travels
+    int *targets, *pos;       // [Nt] in the order of the head's slices, [n]
+    int *pos_dst, *pos_start, *pos_order; // dwpe's sums: as fo_scatter_add_rows wants them
+    int* ids;                             // [dp, N] tokens of all batches
+} GPTActs;
+
+// what a rank tells the others once a step
+typedef struct {
+    double square_sum, exposed_ms, comm_ms, loss, stop;
+} Scalars;
+
+// what a rank has sent, as counted when it was queued
+typedef struct {
+    size_t nbytes, nmessages;
+} Sent;
+
+// one row an array: where its pointer is kept, and its bytes
+typedef struct {
+    void** ptr;
+    size_t nbytes;
+} Carve;
+
+typedef struct {
+    GPTConfig config;
+    Mesh mesh;
+    Tensors ts, os; // of parameters; of m, v and masters, which ZeRO shares among the replicas
+    FoHeads heads;
+    int zero, recompute;
+    int keep_gathered,
+        keep_own; // layer norm outputs: all ranks', or the own rows, stay for the backward pass
+    int Ca, F, Cu, NHu, Vl, v0, valid;  // valid: columns of Vl that are vocabulary, not padding
+    size_t first_row[FO_MAX_RANKS + 1]; // of wte, by tp rank
+    // this rank's arenas, [ts.nelem], [os.nelem] and some zeros
+    floatX* params;
+    float *grads, *m, *v, *master; // master is params in an FP32 build that shares nothing
+    GPTActs acts;
+    Carve arrays[80]; // of acts and staging
+    int narrays;
+    size_t acts_nbytes;
+    FoDevice* device;
+    FoStream *compute, *comm[NGROUPS];
+    FoGroup *world, *group[NGROUPS], *dp; // dp: the same u and t
+    FoOverlap* o[NSITES];
+    Sent sent[NSITES + 1]; // by operation, D3 last: up to the last gpt_take_times
+    FoOverlap** d3;        // [L+1]: wte, and the matrices of each layer, on their way back
+    FoStaging staging, grad_staging, vector_staging;
+    FoReducer reducer;
+    FoGradSlot wte_slot;
+    FoFetch* fetch;
+    FoSparse* sparse;
+    int rows_travel;  // gradient rows of the embedding are on their way (D2)
+    int B_max, T_max; // the largest batch
+    int chunks;       // for each owner in the mode chosen
+    int head_chunks;  // what of it divides the head's slices, too
+    // the batch at hand
+    int nslices;
+    size_t N, Nt, n, npos; // npos: different positions among the own rows
+    FoLayout layout;
+    int* host_ints;     // on their way to the device
+    float* host_losses; // [Nt]
+} GPT;
+
+// sizes alone, as --dry-run wants them: what rank `rank` of opt's mesh would have
+void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank);
+/* gpt_open -- groups, streams, plans and memory of this rank. Collective over world. Parameters are zeros. */
+void gpt_open(GPT* g, GPTConfig c, const TrainOptions* opt, FoGroup* world, FoDevice* device);
+void gpt_close(GPT* g);
+// bytes of this rank's arrays: parameters, gradients, optimizer, activations
+typedef struct {
+    size_t params, grads, optimizer, acts;
+} GPTBytes;
+GPTBytes gpt_nbytes(const GPT* g);
+
+int gpt_site_chunks(const GPT* g, int site);
+FoTopology gpt_site_topology(const TrainOptions* opt, int site);
+int gpt_site_ranks(const GPT* g, int site);
+
+// ---- where things are -------------------------------------------------------------------------------------
+// the head's slices for Nt rows; m: GPT.head_chunks
+int gpt_head_slices(size_t Nt, int tp, int m);
+const floatX* gpt_weight(const GPT* g, int tensor, int l);
+// of a tensor that all replicas hold whole; in ZeRO 2, of a matrix, this rank's share
+float* gpt_grad(const GPT* g, int tensor, int l);
+// elements of the replicated tensors, rounded up so that tp ranks share them evenly; they stand last
+size_t gpt_replicated(const GPT* g);
+// gradients of matrices, which come first, have so many elements
+size_t gpt_grad_matrices(const GPT* g);
+// elements of GPTActs.vectors: cut vectors and this rank's share of the replicated ones, a multiple of rp
+size_t gpt_vectors(const GPT* g);
+
+// milliseconds since the last call, of all operations: stood waiting, and what plain collectives would have
+// taken
+void gpt_take_times(GPT* g, double* exposed_ms, double* comm_ms);
+// sent so far by an operation; NSITES: by D3
+Sent gpt_sent(const GPT* g, int site);
+// all of params is there: what the last update has sent back (D3) has arrived; waits
+void gpt_await_weights(GPT* g);
+
+// ---- what train_gpt.cu computes ---------------------------------------------------------------------------
+void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T);
+void gpt_forward(GPT* g);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

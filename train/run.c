@@ -1,0 +1,492 @@
+/* run.c -- a training run beside the model: checks, files, reports, and its start. See run.h. */
+#include "train/run.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "train/report.h"
+#include "train/weights.h"
+
+// ---- before anything is made ------------------------------------------------------------------------------
+// a signal that our handler takes ends the sleep: the launcher is ending us
+void user_error(int rank, const char* err) {
+    if (rank != 0 && sleep(8) != 0) { _exit(1); }
+    fo_quit(1, "%s", err);
+}
+
+static int nearest_below(int x, int unit) {
+    return x / unit * unit > 0 ? x / unit * unit : unit;
+}
+
+int run_check(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
+    int tp = opt->tp, up = opt->up, P = up * tp, B = opt->batch, T = opt->seq_len, m = opt->overlap.m;
+    if (T > c.maxT) {
+        return train_error(err, "-t %d: the model has positions for %d tokens: -t %d at most", T, c.maxT,
+                           c.maxT);
+    }
+    if (P > c.NH && up == 1) {
+        return train_error(err,
+                           "--tp %d: the model has %d heads, one for each rank at least: --tp %d at most", tp,
+                           c.NH, c.NH);
+    }
+    if (P > c.NH) {
+        return train_error(err,
+                           "--up %d * --tp %d: the model has %d heads, one for each of their ranks at least: "
+                           "%d ranks at most",
+                           up, tp, c.NH, c.NH);
+    }
+    if (up > 1 && T % (2 * P) != 0) {
+        return train_error(err, "--up %d: does not cut T=%d tokens into 2*up*tp=%d blocks: try -t %d", up, T,
+                           2 * P, nearest_below(T, 2 * P));
+    }
+    if (B % P != 0 && T % (2 * P) != 0) {
+        return train_error(
+            err, "--tp %d: cuts neither B=%d sequences nor T=%d tokens into 2*tp blocks: try -b %d or -t %d",
+            P, B, T, (B + P - 1) / P * P, nearest_below(T, 2 * P));
+    }
+    if (tp > 1 && B * T / P % m != 0) {
+        return train_error(err, "--overlap %s:%d: a rank's %d tokens (B*T/(up*tp)) are not a multiple of %d",
+                           fo_mode_name(opt->overlap.mode), m, B * T / P, m);
+    }
+    return 0;
+}
+
+// ---- what is said -----------------------------------------------------------------------------------------
+static void print_model(const Trainer* tr, const GPT* g) {
+    const TrainOptions* opt = tr->opt;
+    const Mesh* m = &g->mesh;
+    GPTConfig c = g->config;
+    report_row("device", "%s", fo_device_name(g->device));
+    report_row("peak TFlops", "%.3f", tr->peak_tflops);
+    report_row("precision", "%s", FO_FLOATX == FO_BF16 ? "BF16" : "FP32");
+    report_rule();
+    report_row("weight init method", "%s", opt->model);
+    report_row("max_sequence_length T", "%d", c.maxT);
+    report_row("vocab_size V", "%d", c.V);
+    report_row("padded_vocab_size Vp", "%d", c.Vp);
+    report_row("num_layers L", "%d", c.L);
+    report_row("num_heads NH", "%d", c.NH);
+    report_row("channels C", "%d", c.C);
+    report_row("num_parameters", "%zu", g->ts.ntotal);
+    report_rule();
+    report_row("ranks dp * up * tp", "%d * %d * %d, as %s", m->dp, m->up, m->tp,
+               strcmp(fo_group_transport(tr->world), "mpi") ? "threads" : "processes");
+    report_row("sequence parallel", "%d, %s", opt->sp,
+               m->up > 1 || opt->batch % m->tp ? "zig-zag shards" : "whole-sequence shards");
+    report_row("zero stage", "%d", opt->zero);
+    report_row("recompute", "%d%s", opt->recompute, opt->keep_gathered ? ", gathered inputs kept" : "");
+    report_row("overlap", "%s:%d %s, %s on the wire", fo_mode_name(opt->overlap.mode), g->chunks,
+               opt->topology == FO_RING ? "ring" : "direct", opt->wire == FO_BF16 ? "bf16" : "fp32");
+    if (opt->link.gbytes_s > 0.0) {
+        report_row("link (emulated)", "%g GB/s, %g us", opt->link.gbytes_s, opt->link.us);
+    }
+    if (opt->pace > 0.0) { report_row("pace (emulated)", "%g TFLOP/s a rank", opt->pace); }
+    report_rule();
+}
+
+// bytes of this rank's arrays, also returned; what it needs beside them: beside_nbytes
+static size_t print_memory(const GPT* g, int rank) {
+    GPTBytes b = gpt_nbytes(g);
+    size_t total = b.params + b.grads + b.optimizer + b.acts;
+    printf("memory of rank %d: %zu MiB for model parameters, %zu MiB for gradients, %zu MiB for AdamW's m, v "
+           "and masters, %zu MiB for activations, in all %.1f MiB\n",
+           rank, b.params >> 20, b.grads >> 20, b.optimizer >> 20, b.acts >> 20, (double)total / 1048576.0);
+    return total;
+}
+
+/* What P threads of a process need beside their arrays, as measured (cpu, models of 0.3 to 1 GB, P = 1, 2, 4,
+ * either precision): the program and its libraries 14 MiB; a rank 8 MiB of stacks and scratch, and the
+ * largest of what it takes for a while, the 8 Mi numbers with which its peak is measured.
+ */
+static size_t beside_nbytes(int P) {
+    return ((size_t)14 << 20) + (size_t)P * (((size_t)8 << 20) + ((size_t)8 << 20) * sizeof(floatX));
+}
+
+void run_print_start(const Trainer* tr) {
+    const GPT* g = &tr->gpt;
+    const TrainOptions* opt = tr->opt;
+    report_options(opt);
+    print_model(tr, g);
+    report_row("train_num_batches", "%d", tr->nsteps);
+    report_rule();
+    if (fo_device_hint(g->device)) { printf("note: %s\n", fo_device_hint(g->device)); }
+    int P = g->mesh.up * g->mesh.tp;
+    if (g->config.NH % P) { printf("note: %d heads over %d ranks: some have one more\n", g->config.NH, P); }
+    printf("num_parameters: %zu => bytes: %zu\n", g->ts.ntotal, g->ts.ntotal * sizeof(floatX));
+    print_memory(g, 0);
+    printf("batch_size B=%d * seq_len T=%d and total_batch_size=%d\n=> setting grad_accum_steps=%d\n",
+           opt->batch, opt->seq_len, opt->total_batch, tr->grad_accum);
+    if (tr->first_step) { printf("resuming at step %d\n", tr->first_step); }
+    fflush(stdout);
+}
+
+int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double norm_z, float lr,
+                   double seconds, Scalars sum, char err[TRAIN_ERR]) {
+    const TrainOptions* opt = tr->opt;
+    GPTConfig c = tr->gpt.config;
+    double tokens = (double)opt->total_batch, rate = tokens / seconds, P = (double)fo_group_size(tr->world);
+    double flops =
+        6.0 * (double)tr->gpt.ts.ntotal + 6.0 * c.L * (double)c.C * opt->seq_len; // a token; llm.c's formula
+    if (tr->step > tr->first_step) { // the first step of a run makes primitives and warms up
+        tr->tokens_per_s = 0.95 * tr->tokens_per_s + 0.05 * rate;
+        tr->nmeasured++;
+        tr->sum_ms += 1e3 * seconds;
+        rate = tr->tokens_per_s / (1.0 - pow(0.95, tr->nmeasured));
+    }
+    if (tr->rank != 0) { return 0; }
+    printf("step %4d/%d | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% %s MFU | %.0f "
+           "tok/s | comm %.2f ms exposed %.2f ms\n",
+           tr->step + 1, tr->nsteps, (double)loss, loss_z, (double)norm, norm_z, (double)lr, 1e3 * seconds,
+           100.0 * flops * tokens / seconds / (tr->peak_tflops * 1e12),
+           FO_FLOATX == FO_BF16 ? "bf16" : "fp32", rate, sum.comm_ms / P, sum.exposed_ms / P);
+    fflush(stdout);
+    return logger_train(&tr->logger, tr->step, loss, lr, norm, err);
+}
+
+// ---- communication -----------------------------------------------------------------------------------------
+enum { SENT_IDS = NSITES + 1, SENT_SCALARS, SENT_FORGOTTEN, NSENT };
+
+// bytes and messages that this rank has queued so far: of each operation, D3, tokens' ids, scalars; and what a
+// group has sent that no operation has counted
+static void count_sent(const GPT* g, Sent sent[NSENT]) {
+    FoGroup* const groups[] = {g->group[GROUP_TP], g->group[GROUP_UP], g->group[GROUP_RP]};
+    memset(sent, 0, NSENT * sizeof *sent);
+    for (int i = 0; i < 3; i++) {
+        Sent all;
+        fo_group_sent(groups[i], &all.nbytes, &all.nmessages);
+        sent[SENT_FORGOTTEN].nbytes += all.nbytes;
+        sent[SENT_FORGOTTEN].nmessages += all.nmessages;
+    }
+    for (int i = 0; i <= NSITES; i++) {
+        sent[i] = gpt_sent(g, i);
+        sent[SENT_FORGOTTEN].nbytes -= sent[i].nbytes;
+        sent[SENT_FORGOTTEN].nmessages -= sent[i].nmessages;
+    }
+    fo_group_sent(g->dp, &sent[SENT_IDS].nbytes, &sent[SENT_IDS].nmessages);
+    fo_group_sent(g->world, &sent[SENT_SCALARS].nbytes, &sent[SENT_SCALARS].nmessages);
+}
+
+void run_comm_start(Trainer* tr) {
+    tr->sent = (Sent*)malloc(NSENT * sizeof(Sent));
+    fo_require(tr->sent != NULL, "out of memory");
+    count_sent(&tr->gpt, tr->sent);
+}
+
+static void print_sent(const char* name, const char* group, const Sent* all, int P, const int* rows,
+                       int nrows) {
+    printf("%-9s %-5s", name, group);
+    for (int r = 0; r < P; r++) {
+        Sent sum = {0, 0};
+        for (int i = 0; i < nrows; i++) {
+            sum.nbytes += all[r * NSENT + rows[i]].nbytes;
+            sum.nmessages += all[r * NSENT + rows[i]].nmessages;
+        }
+        printf(" %12zu %6zu", sum.nbytes, sum.nmessages);
+    }
+    printf("\n");
+}
+
+void run_comm_report(Trainer* tr) {
+    static const char* const groups[] = {"tp", "up", "dp*up"};
+    GPT* g = &tr->gpt;
+    const int P = fo_group_size(g->world);
+    Sent now[NSENT], *all = (Sent*)calloc((size_t)P, sizeof now);
+    fo_require(all != NULL, "out of memory");
+    count_sent(g, now);
+    for (int i = 0; i < NSENT; i++) {
+        now[i].nbytes -= tr->sent[i].nbytes, now[i].nmessages -= tr->sent[i].nmessages;
+    }
+    memcpy(all + tr->rank * NSENT, now, sizeof now);
+    char* slots = (char*)fo_malloc(g->device, (size_t)P * sizeof now);
+    FoStream* s = g->comm[GROUP_TP];
+    fo_upload(slots + (size_t)tr->rank * sizeof now, now, sizeof now, s);
+    fo_allgather(g->world, slots, sizeof now, s);
+    fo_download(all, slots, (size_t)P * sizeof now, s);
+    fo_stream_sync(s);
+    fo_free(g->device, slots);
+    if (tr->rank == 0) {
+        printf("sent in step %d: bytes and messages of ranks 0 to %d\n", tr->step + 1, P - 1);
+        for (int i = 0; i <= NSITES; i++) { // operations of one name are one
+            const char* name = gpt_sites[i < NSITES ? i : B7_DP_BACK].name;
+            int same[NSITES + 1], n = 0, first = i;
+            for (int k = 0; k < NSITES && i < NSITES; k++) {
+                if (strcmp(gpt_sites[k].name, name) == 0) {
+                    first = n == 0 ? k : first;
+                    same[n++] = k;
+                }
+            }
+            if (i == NSITES) { same[n++] = NSITES, name = "D3"; }
+            if (first == i) {
+                print_sent(name, i < NSITES ? groups[gpt_sites[i].group] : groups[GROUP_RP], all, P, same, n);
+            }
+        }
+        const int ids = SENT_IDS, scalars = SENT_SCALARS, forgotten = SENT_FORGOTTEN;
+        print_sent("ids", "dp", all, P, &ids, 1);
+        print_sent("scalars", "world", all, P, &scalars, 1);
+        print_sent("other", "all", all, P, &forgotten, 1);
+        fflush(stdout);
+    }
+    free(all);
+    free(tr->sent);
+    tr->sent = NULL;
+}
+
+// ---- files ------------------------------------------------------------------------------------------------
+// opt's model as sizes and, if it is a file or a checkpoint to resume from, which; speak: name damaged
+// checkpoints
+static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOINT_PATH], int* step, int speak,
+                      char err[TRAIN_ERR]) {
+    int version;
+    path[0] = 0;
+    *step = 0;
+    if (opt->resume && access(opt->out, F_OK) == 0) {
+        char why[TRAIN_ERR];
+        int found = checkpoint_find(opt->out, why);
+        if (found < 0 && why[0]) { // starting anew would overwrite what is there
+            return train_error(err, "--resume 1: %s; to start anew, leave it out", why);
+        }
+        if (found >= 0) {
+            if (why[0] && speak) { printf("note: %s\n", why); }
+            *step = found;
+            checkpoint_path(path, opt->out, "model", found);
+            return checkpoint_read_header(path, c, &version, err);
+        }
+    }
+    int kind = model_parse(opt->model, c, err);
+    if (kind == 1) {
+        if (strlen(opt->model) >= CHECKPOINT_PATH) {
+            return train_error(err, "-e: a path of over %d characters", CHECKPOINT_PATH);
+        }
+        strcpy(path, opt->model);
+        return checkpoint_read_header(path, c, &version, err);
+    }
+    return kind;
+}
+
+// our own state of the step that is resumed
+static int load_state(Trainer* tr, char err[TRAIN_ERR]) {
+    GPT* g = &tr->gpt;
+    CheckpointState st;
+    char path[CHECKPOINT_PATH], why[TRAIN_ERR];
+    memset(&st, 0, sizeof st);
+    checkpoint_path(path, tr->opt->out, "state", tr->first_step);
+    // the masters have every bit; the model file is them rounded
+    int rc =
+        checkpoint_read_state(path, &st, &g->ts, g->params, &g->os, g->m, g->v, g->master, g->compute, err);
+    if (rc == 0 && st.trainer_nbytes != sizeof tr->state) {
+        rc = train_error(err, "%s: was written by another version of this program", path);
+    }
+    if (rc == 0 && dataloader_restore(&tr->train, st.loader, st.loader_nbytes, why)) {
+        rc = train_error(err, "%s: %s; -i and -a must be as they were", path, why);
+    } else if (rc == 0 && why[0] && tr->rank == 0) {
+        printf("note: %s\n", why);
+    }
+    if (rc == 0) { memcpy(&tr->state, st.trainer, sizeof tr->state); }
+    checkpoint_state_free(&st);
+    return rc;
+}
+
+// states of llm.c's ranks: its detectors of outliers start anew here, as they do in llm.c
+static int load_llmc(Trainer* tr, char err[TRAIN_ERR]) {
+    GPT* g = &tr->gpt;
+    LlmcPosition at;
+    char why[TRAIN_ERR];
+    const char* dir = tr->opt->out;
+    if (checkpoint_import_llmc(dir, tr->first_step, &at, &g->ts, g->params, &g->os, g->m, g->v, g->master,
+                               g->compute, err)) {
+        return -1;
+    }
+    if (tr->rank == 0) {
+        printf("note: step %d of %s was written by %d ranks of llm.c%s%s\n", tr->first_step, dir, at.nproc,
+               err[0] ? "; " : "", err);
+    }
+    // as many tokens into the shard, as far as it can be known: llm.c does not store its -b
+    size_t sample = at.sample_idx * (size_t)at.nproc / (size_t)g->mesh.dp;
+    if (dataloader_seek(&tr->train, 0, 0, at.shard_idx, sample, why)) {
+        return train_error(err, "%s: step %d: %s; -i must be as it was", dir, tr->first_step, why);
+    }
+    return 0;
+}
+
+static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
+    GPT* g = &tr->gpt;
+    if (tr->first_step > 0) {
+        return checkpoint_is_llmc(tr->opt->out, tr->first_step) ? load_llmc(tr, err) : load_state(tr, err);
+    }
+    if (path[0]) {
+        return checkpoint_read_model(path, &g->ts, g->params, &g->os, g->master, g->compute, err);
+    }
+    weights_random(&g->ts, g->params, &g->os, g->master, tr->opt->seed, g->compute);
+    return 0;
+}
+
+int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
+    GPT* g = &tr->gpt;
+    FoStream* comm = g->comm[GROUP_TP];
+    char path[CHECKPOINT_PATH];
+    CheckpointState st;
+    gpt_await_weights(g);
+    memset(&st, 0, sizeof st);
+    st.step = tr->step;
+    st.loader_nbytes = DATA_STATE_NBYTES;
+    st.loader = malloc(st.loader_nbytes);
+    fo_require(st.loader != NULL, "out of memory");
+    dataloader_save(&tr->train, st.loader);
+    st.trainer = &tr->state;
+    st.trainer_nbytes = sizeof tr->state;
+    if (tr->rank == 0) { printf("Writing checkpoint at step %d\n", tr->step); }
+    if (tr->rank == 0 && checkpoint_remove(tr->opt->out, tr->step, err)) { return -1; }
+    checkpoint_path(path, tr->opt->out, "model", tr->step);
+    int rc = checkpoint_write_model(path, &g->ts, g->params, g->world, comm, err);
+    checkpoint_path(path, tr->opt->out, "state", tr->step);
+    if (rc == 0) {
+        rc = checkpoint_write_state(path, &g->os, &st, g->m, g->v, g->master, g->world, comm, err);
+    }
+    free(st.loader);
+    if (rc == 0 && tr->rank == 0) { rc = checkpoint_write_done(tr->opt->out, tr->step, err); }
+    if (rc != 0 && tr->rank == 0) {
+        char why[TRAIN_ERR];
+        checkpoint_remove(tr->opt->out, tr->step, why); // a model without its state
+    }
+    if (rc == 0 && tr->rank == 0) {
+        rc = checkpoint_prune(tr->opt->out, tr->step, tr->opt->keep_checkpoints,
+                              tr->opt->major_checkpoint_every, err);
+    }
+    return rc;
+}
+
+// ---- start ------------------------------------------------------------------------------------------------
+static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
+    const TrainOptions* opt = tr->opt;
+    const Mesh m = mesh_of(opt, tr->rank);
+    int B = opt->batch, T = opt->seq_len, V = c.V;
+    const char* train = opt->overfit ? opt->val_data : opt->train_data;
+    if (dataloader_init(&tr->train, train, B, T, m.d, m.dp, !opt->overfit, V, err)) { return -1; }
+    if (opt->val_every > 0 && dataloader_init(&tr->val, opt->val_data, B, T, m.d, m.dp, 0, V, err)) {
+        return -1;
+    }
+    tr->nsteps = opt->max_steps >= 0 ? opt->max_steps : (int)(tr->train.ntok / (size_t)opt->total_batch);
+    tr->grad_accum = opt->total_batch / (B * T * m.dp);
+    Schedule schedule = {opt->schedule, opt->lr, opt->final_lr_fraction, opt->warmup, tr->nsteps};
+    tr->schedule = schedule;
+    if (tr->nsteps == 0 && opt->max_steps < 0) {
+        return train_error(err, "%s: its %zu tokens do not make one step of -d %d: a smaller -d, or -x STEPS",
+                           train, tr->train.ntok, opt->total_batch);
+    }
+    char warning[TRAIN_ERR];
+    int bad = tokenizer_init(&tr->tokenizer, opt->tokenizer, warning);
+    if (!bad && tr->tokenizer.V > V) { // its tokens are no tokens of the model
+        bad = train_error(warning, "--tokenizer %s has %d tokens, the model V=%d", opt->tokenizer,
+                          tr->tokenizer.V, V);
+        tokenizer_free(&tr->tokenizer);
+    }
+    if (bad && opt->prompt[0]) { return train_error(err, "--prompt needs a tokenizer: %s", warning); }
+    if (bad && tr->rank == 0 && opt->sample_every > 0) { printf("%s: samples are token ids\n", warning); }
+    return 0;
+}
+
+void run_open(Trainer* tr) {
+    const TrainOptions* opt = tr->opt;
+    GPTConfig c;
+    char path[CHECKPOINT_PATH], err[TRAIN_ERR] = "";
+    memset(&c, 0, sizeof c);
+    if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) || run_check(opt, c, err) ||
+        open_data(tr, c, err)) {
+        user_error(tr->rank, err);
+    }
+    if (opt->out[0] && tr->rank == 0 && checkpoint_prepare_folder(opt->out, err)) { user_error(0, err); }
+    FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
+    if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
+    gpt_open(&tr->gpt, c, opt, tr->world, device);
+    // a sample goes on from the prompt by one token at least
+    if (tokenizer_check(&tr->tokenizer, opt->prompt, opt->sample_length - 1, err) ||
+        load_weights(tr, path, err) ||
+        logger_init(&tr->logger, opt->out, tr->rank, tr->first_step > 0, err)) {
+        user_error(tr->rank, err);
+    }
+    // all at once, as they will compute; then what a link does while nothing else runs
+    fo_group_barrier(tr->world);
+    tr->peak_tflops = opt->pace > 0.0 ? opt->pace : fo_device_peak_tflops(device);
+    for (int i = 0; i < NGROUPS && opt->link.gbytes_s <= 0.0; i++) {
+        fo_group_measure(tr->gpt.group[i], tr->gpt.comm[i]);
+        fo_group_barrier(tr->world);
+    }
+    fo_device_pace(device, opt->pace);
+}
+
+void run_close(Trainer* tr) {
+    FoDevice* device = tr->gpt.device;
+    gpt_close(&tr->gpt);
+    fo_device_close(device);
+    dataloader_free(&tr->train);
+    dataloader_free(&tr->val);
+    tokenizer_free(&tr->tokenizer);
+}
+
+// ---- dry run ----------------------------------------------------------------------------------------------
+// the plan of each operation, those of all ranks checked against each other; long ones are not printed
+static int dry_plans(const GPT* g, const TrainOptions* opt, char* text, size_t nbytes, char err[TRAIN_ERR]) {
+    char why[256];
+    for (int i = 0; i <= NSITES; i++) {
+        const int d3 = i == NSITES, site = d3 ? B7_DP_BACK : i; // a plan for each layer, all alike
+        const char* name = d3 ? "D3" : gpt_sites[i].name;
+        const int P = gpt_site_ranks(g, site), m = P > 1 ? gpt_site_chunks(g, site) : 1;
+        const FoTopology topology = gpt_site_topology(opt, site);
+        FoPlan plan;
+        if (P == 1 && gpt_sites[site].group != GROUP_TP) { continue; }
+        if (fo_plan_check(gpt_sites[site].kind, opt->overlap.mode, m, topology, P, why) ||
+            fo_plan_init(&plan, gpt_sites[site].kind, opt->overlap.mode, m, topology, P, 0, why)) {
+            return train_error(err, "%s: %s", name, why);
+        }
+        if (P <= FO_MAX_RANKS) {
+            printf("%s %s\n", name, fo_plan_print(&plan, text, nbytes));
+        } else {
+            printf("%s %d ranks, %d exchanges each: every message has its receive\n", name, P,
+                   plan.nexchanges);
+        }
+        fo_plan_free(&plan);
+    }
+    return 0;
+}
+
+int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]) {
+    GPTConfig c;
+    char path[CHECKPOINT_PATH], text[8192]; // a plan of 16 ranks and 16 sub-chunks has over 5,000 characters
+    int step, world = opt->dp * opt->up * opt->tp, largest = 0;
+    GPT g;
+    memset(&c, 0, sizeof c);
+    if (find_model(opt, &c, path, &step, 1, err) || run_check(opt, c, err)) { return -1; }
+    report_options(opt);
+    gpt_sizes(&g, c, opt, 0);
+    printf("%-10s %6s %20s %20s %20s\n", "tensor", "layers", "shape", "on rank 0", "parameters");
+    for (int i = 0; i < NTENSORS; i++) {
+        const Tensor* t = &g.ts.t[i];
+        char shape[40], local[40];
+        snprintf(shape, sizeof shape, "%zu x %zu", t->rows, t->cols);
+        snprintf(local, sizeof local, "%zu x %zu", t->local_rows, t->local_cols);
+        printf("%-10s %6d %20s %20s %20zu\n", t->name, t->layers, shape, local,
+               (size_t)t->layers * t->rows * t->cols);
+    }
+    printf("%-10s %69zu\n", "all", g.ts.ntotal);
+    size_t total = beside_nbytes(world), most = 0;
+    for (int r = 0; r < world; r++) {
+        gpt_sizes(&g, c, opt, r);
+        GPTBytes b = gpt_nbytes(&g);
+        size_t nbytes = b.params + b.grads + b.optimizer + b.acts;
+        if (world <= FO_MAX_RANKS) { print_memory(&g, r); }
+        if (nbytes > most) { most = nbytes, largest = r; }
+        total += nbytes;
+    }
+    if (world <= FO_MAX_RANKS) {
+        printf(
+            "memory of the process, ranks as threads: about %zu MiB, of them %zu for libraries, threads and "
+            "buffers\n",
+            total >> 20, beside_nbytes(world) >> 20);
+    } else {
+        printf("%d ranks; the one that needs most:\n", world);
+        gpt_sizes(&g, c, opt, largest);
+        print_memory(&g, largest);
+    }
+    gpt_sizes(&g, c, opt, 0);
+    return dry_plans(&g, opt, text, sizeof text, err);
+}

@@ -1,0 +1,74 @@
+/* run.h -- a training run beside the model: what it is checked for before it starts, its files, what it says.
+ * The loop is in train_gpt.cu.
+ */
+#ifndef RUN_H
+#define RUN_H
+#include "data/dataloader.h"
+#include "data/tokenizer.h"
+#include "train/checkpoint.h"
+#include "train/gpt.h"
+#include "train/logger.h"
+#include "train/outlier.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// what a resumed run wants to find again beside weights and optimizer state. No times: a state file has the
+// same bytes in every run
+typedef struct {
+    OutlierDetector loss, norm;
+} TrainerState;
+
+typedef struct {
+    const TrainOptions* opt;
+    FoGroup* world;
+    int rank, step, first_step, nsteps, grad_accum;
+    GPT gpt;
+    DataLoader train, val;
+    Tokenizer tokenizer;
+    Logger logger;
+    Schedule schedule;
+    TrainerState state;
+    double peak_tflops;  // of all ranks
+    double tokens_per_s; // running mean, not bias corrected
+    int nmeasured;
+    double sum_ms;
+    Sent* sent; // --comm-report: before the step that it is about
+} Trainer;
+
+/* user_error -- ends all ranks with the user's error. One that every rank has found is rank 0's to tell: the
+ * others give it time, on a busy machine a launcher takes seconds to end processes. Never returns.
+ */
+void user_error(int rank, const char* err) __attribute__((noreturn));
+
+// Can this model, batch and mode be cut across the mesh? 0, or -1 with the reason and what would work
+int run_check(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]);
+
+/* run_open -- rank tr->rank of tr->opt's mesh: data, model, memory, weights or the checkpoint that is resumed,
+ * everything but the training. Ends all ranks with one line if something is wrong; what can be wrong is looked
+ * at before a folder is made and memory taken. Collective. run_close is its opposite.
+ */
+void run_open(Trainer* tr);
+void run_close(Trainer* tr);
+
+// after run_open, by rank 0: options, model, mesh, memory
+void run_print_start(const Trainer* tr);
+// one line a step, as llm.c's, ended by what this project is about. Also counts steps, on every rank
+int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double norm_z, float lr,
+                   double seconds, Scalars sum, char err[TRAIN_ERR]);
+/* run_comm_report -- what each rank has sent since run_comm_start, by operation: bytes and messages. Collective;
+ * rank 0 prints. "other" is what a group has sent beside its operations: 0, or something was forgotten.
+ */
+void run_comm_start(Trainer* tr);
+void run_comm_report(Trainer* tr);
+
+// model and state of tr->step, complete or not at all; collective
+int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]);
+
+// what would be done, without doing it: parameters, memory of each rank, the plan of each operation
+int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
