@@ -25,12 +25,12 @@ static inline size_t tensor_local_of(const Tensors* ts, int tensor, int t, int s
 static inline void tensor_move(char* local, char* full, int out, const Tensors* ts, int tensor, int t,
                                int shard, size_t nbytes) {
     TensorBox boxes[TENSOR_MAX_BOXES];
-    size_t at = 0; // boxes follow each other
+    size_t at = 0; // in local: boxes follow each other
     for (int i = 0, n = tensor_boxes(ts, tensor, t, shard, boxes); i < n; i++) {
-        for (size_t k = 0; k < boxes[i].nrows * boxes[i].ncols; k++, at++) {
-            size_t row = boxes[i].row0 + k / boxes[i].ncols, col = boxes[i].col0 + k % boxes[i].ncols;
-            char* there = full + (row * ts->t[tensor].cols + col) * nbytes;
-            memcpy(out ? local + at * nbytes : there, out ? there : local + at * nbytes, nbytes);
+        const size_t row_nbytes = boxes[i].ncols * nbytes;
+        for (size_t k = 0; k < boxes[i].nrows; k++, at += row_nbytes) {
+            char* there = full + ((boxes[i].row0 + k) * ts->t[tensor].cols + boxes[i].col0) * nbytes;
+            memcpy(out ? local + at : there, out ? there : local + at, row_nbytes);
         }
     }
 }
