@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads and writes llm.c's files in Python: models, debug states, token shards, tokenizers. Needs numpy.
+"""Reads and writes llm.c's files in Python: models, states, token shards, tokenizers. Needs numpy.
 
     python3 dev/checkpoint.py FILE...      says what each file is, and checks it
 
@@ -18,6 +18,8 @@ STATE_MAGIC, STATE_VERSION = 20240327, 2
 SHARD_MAGIC, SHARD_VERSION = 20240520, 1  # uint16 tokens
 SHARD32_MAGIC, SHARD32_VERSION = 20240801, 7  # uint32 tokens
 TOKENIZER_MAGIC = 20240328
+OPTIMIZER_MAGIC, OPTIMIZER_VERSION = 20261129, 2  # ours
+LLMC_MAGIC, LLMC_VERSION = 20240527, 1  # of one rank of llm.c
 HEADER_NBYTES = 1024
 
 
@@ -232,6 +234,42 @@ def write_state(path, config, x, y, logits, loss, grads):
     )
 
 
+# ---- optimizer states --------------------------------------------------------------------------------------
+def read_optimizer(path):
+    """Ours -> (config, step, [m, v, master], each {name: float32 array})."""
+    data = _read(path)
+    h = _words(path, data, "optimizer state", {OPTIMIZER_MAGIC: (OPTIMIZER_VERSION,)})
+    config = _config_of(path, h[1:])
+    blobs = int(h[14:16].view("<u8")[0]) + int(h[16:18].view("<u8")[0])
+    n = num_parameters(config)
+    _check_nbytes(path, data, "optimizer state", HEADER_NBYTES + blobs + 12 * n)
+    flat = np.frombuffer(data, "<f4", 3 * n, HEADER_NBYTES + blobs)
+    return config, int(h[2]), [_split(config, flat[i * n : (i + 1) * n]) for i in range(3)]
+
+
+def write_llmc_states(folder, step, config, arrays, nproc=1, zero=0, shard=0, sample=0):
+    """What llm.c's ranks leave beside the model file, data not shuffled: state_%08d_%05d.bin, and DONE_%08d.
+
+    arrays: m, v and, unless left out, master. zero 1: of each layer a rank has one of nproc equal parts.
+    """
+    for x in arrays:
+        _check_shapes(config, x)
+    parts = nproc if zero else 1
+    flat = []  # an array: the layers of all tensors, cut
+    for x in arrays:
+        layers = [np.asarray(t, "<f4").reshape(t.shape[0] if n not in ("wte", "wpe", "lnfw", "lnfb") else 1, -1)
+                  for n, t in ((name, x[name]) for name in tensor_shapes(config))]
+        if any(t.shape[1] % parts for t in layers):
+            raise FormatError(f"{folder}: {nproc} ranks do not divide every layer: llm.c has no such state")
+        flat.append([t.reshape(len(t), parts, -1) for t in layers])
+    for rank in range(nproc):
+        words = {0: LLMC_MAGIC, 1: LLMC_VERSION, 2: nproc, 3: rank, 4: len(arrays) == 3, 10: step}
+        words.update({30: shard, 32: sample})
+        body = (np.ascontiguousarray(t[:, rank % parts]).tobytes() for x in flat for t in x)
+        _write(os.path.join(folder, f"state_{step:08}_{rank:05}.bin"), [_header(words), *body])
+    _write(os.path.join(folder, f"DONE_{step:08}"), [])
+
+
 # ---- token shards ------------------------------------------------------------------------------------------
 def read_shard(path):
     """-> the tokens, uint16 or uint32 as the file has them."""
@@ -317,7 +355,12 @@ def describe(path):
         return f"{path}: tokenizer of {len(tokens):,} tokens, end of text is {eot}"
     if magic == STATE_MAGIC:
         return f"{path}: debug state, version {version}, B={a}, T={b} (to check it, its model is needed)"
-    raise FormatError(f"{path}: magic {magic}: none of llm.c's models, shards, tokenizers, debug states")
+    if magic == OPTIMIZER_MAGIC:
+        config, step, _ = read_optimizer(path)
+        return f"{path}: optimizer state after step {step}, {num_parameters(config):,} parameters"
+    if magic == LLMC_MAGIC:
+        return f"{path}: optimizer state of llm.c, rank {b} of {a} (to check it, its model is needed)"
+    raise FormatError(f"{path}: magic {magic}: none of llm.c's models, states, shards, tokenizers")
 
 
 def main(paths):

@@ -153,6 +153,21 @@ def check_round_trips(tmp, config, params, state):
     check(
         read_bytes(path) == read_bytes(fixture("even_debug_state.bin")), "debug state: written as it was read"
     )
+    layers = {name: x.reshape(len(x) if x.shape[0] == config["L"] else 1, -1) for name, x in params.items()}
+    for zero in (0, 1):  # the second of two ranks, of each layer: all, or the second half
+        ck.write_llmc_states(tmp, 7, config, [state["grads"], params], nproc=2, zero=zero, shard=3, sample=9)
+        name = os.path.join(tmp, "state_00000007_00001.bin")
+        data = np.frombuffer(read_bytes(name), "<i4")
+        words = [int(data[i]) for i in (0, 1, 2, 3, 4, 5, 10, 30, 32)]
+        check(words == [20240527, 1, 2, 1, 0, 0, 7, 3, 9], f"llm.c's state, its header: {words}")
+        half = [row[zero * len(row) // 2 :] for x in layers.values() for row in x]
+        body = data[256:].view("<f4")
+        check(len(body) == 2 * ck.num_parameters(config) // (1 + zero), f"its size, -z {zero}")
+        check(np.array_equal(body[len(body) // 2 :], np.concatenate(half)), f"its second array, -z {zero}")
+        check("of llm.c, rank 1 of 2" in ck.describe(name), "it is described")
+    for name in os.listdir(tmp):
+        if name != "out.bin":
+            os.remove(os.path.join(tmp, name))
     for wide, top, width in ((False, 65535, 2), (True, 128255, 4)):
         tokens = np.array([50256, 0, 1, top], np.int64)
         ck.write_shard(path, tokens, wide)
