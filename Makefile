@@ -22,7 +22,7 @@ B := build/$(DEVICE)-$(PRECISION)$(if $(filter 1,$(MPI)),-mpi)$(SAN:%=-%)$(if $(
 NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
 NEUTRAL := $(wildcard flashoverlap/*.c train/*.c data/*.c)
 LIB     := $(NEUTRAL:%=$(B)/%.o) $(patsubst %,$(B)/%.o,$(filter-out $(NO_MPI),$(wildcard flashoverlap/cpu/*.c)))
-TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) $(B)/test_gpt
+TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) $(B)/test_gpt $(B)/dev/test/test_generate
 SCRIPTS := $(filter-out dev/test/run.sh,$(wildcard dev/test/*.sh dev/test/*.py))
 BENCHES := $(patsubst %.c,$(B)/%,$(wildcard dev/bench/*.c))
 
@@ -68,7 +68,7 @@ $(B)/%: $(B)/%.c.o $(B)/lib.a
 	@$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
 
 # they include train_gpt.cu and use parts of it
-$(B)/test_gpt.cu.o $(B)/dev/bench/bench_step.c.o: override CFLAGS += -Wno-unused-function
+$(B)/test_gpt.cu.o $(B)/dev/test/test_generate.cu.o $(B)/dev/bench/bench_step.c.o: override CFLAGS += -Wno-unused-function
 
 # a sub-make, so that what deps has just installed is seen
 SUB = $(MAKE) --no-print-directory

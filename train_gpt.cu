@@ -178,6 +178,11 @@ void gpt_forward(GPT* g) {
         const Layer y = layer_of(g, l);
         fo_allgather_end(g->d3[l + 1]); // D3
         forward_to_gelu(g, y);
+        if (g->cache) {
+            const size_t nelem = 2 * (size_t)g->layout.B * (size_t)g->room * (size_t)g->Cu;
+            fo_attention_cache(g->cache + (size_t)l * nelem, y.qkv, g->layout, g->room, g->NHu, g->heads.hs,
+                               g->compute);
+        }
         fo_matmul_reducescatter_forward(st, y.gelu, y.fcprojw, g->Nt, g->F, C, o[F4]); // F4
         fo_reducescatter_end(o[F4], st, y.x_next, y.mid, y.fcprojb, C, g->Nt);
     }
@@ -590,10 +595,10 @@ static void on_signal(int sig) {
     stop_signal = sig;
 }
 
-// has a rank got a signal? All ranks ask at the same place, and hear the same
+// the signal that some rank has got, or 0. All ranks ask at the same place, and hear the same
 static int stopping(void* gpt) {
     Scalars own = {0.0, 0.0, 0.0, 0.0, (double)stop_signal};
-    return share_scalars((GPT*)gpt, own).stop != 0.0;
+    return (int)share_scalars((GPT*)gpt, own).stop;
 }
 
 static int validate(Trainer* tr, char err[TRAIN_ERR]) {
@@ -722,6 +727,19 @@ static void rank_main(FoGroup* world, void* arg) {
     free(tr);
 }
 
+static void generate_main(FoGroup* world, void* arg) {
+    Run* run = (Run*)arg;
+    Trainer* tr = (Trainer*)calloc(1, sizeof *tr);
+    fo_require(tr != NULL, "out of memory");
+    tr->opt = &run->opt, tr->world = world, tr->rank = fo_group_rank(world);
+    run_open(tr);
+    int stop = generate(tr, stopping);
+    if (tr->rank == 0) { run->status = stop ? 128 + stop : 0; }
+    fo_group_barrier(world);
+    run_close(tr);
+    free(tr);
+}
+
 #ifndef TESTING
 // all that main can say without training; one of the processes that were started says it
 static void speak_main(FoGroup* world, void* arg) {
@@ -747,7 +765,7 @@ int main(int argc, char** argv) {
     signal(SIGTERM, on_signal);
     signal(SIGUSR1, on_signal); // mpirun hands it on, and kills soon after the other two
     signal(SIGXFSZ, SIG_IGN);   // a full quota is an error of write, told in one line
-    fo_ranks_run(run.opt.dp * run.opt.up * run.opt.tp, rank_main, &run);
+    fo_ranks_run(run.opt.dp * run.opt.up * run.opt.tp, run.opt.generate ? generate_main : rank_main, &run);
     return run.status;
 }
 #endif

@@ -170,20 +170,6 @@ int tokenizer_encode(const Tokenizer* tk, const char* text, int* ids, int most) 
     return n;
 }
 
-int tokenizer_check(const Tokenizer* tk, const char* text, int most, char err[DATA_ERR_NBYTES]) {
-    size_t nbytes = strlen(text);
-    if (nbytes == 0) { return 0; }
-    int* ids = (int*)malloc(nbytes * sizeof(int));
-    if (!ids) { return data_error(err, "out of memory for a prompt of %zu bytes", nbytes); }
-    int n = tokenizer_encode(tk, text, ids, (int)nbytes);
-    free(ids);
-    if (n < 0) { return data_error(err, "the prompt has a byte for which the tokenizer has no token"); }
-    if (n <= most) { return 0; }
-    return data_error(
-        err, "the prompt has %d tokens, but a sample has room for %d: a shorter one, or longer samples", n,
-        most > 0 ? most : 0);
-}
-
 void tokenizer_print(const Tokenizer* tk, int id, FILE* out) {
     size_t n;
     const char* bytes = tokenizer_decode(tk, id, &n);

@@ -36,9 +36,6 @@ const char* tokenizer_decode(const Tokenizer* tk, int id, size_t* nbytes);
  */
 int tokenizer_encode(const Tokenizer* tk, const char* text, int* ids, int most);
 
-// Is a prompt, which may be empty, at most `most` tokens? 0, or -1 with one line in err.
-int tokenizer_check(const Tokenizer* tk, const char* text, int most, char err[DATA_ERR_NBYTES]);
-
 // Prints a token as llm.c does: a single byte only if it is printable or space; the id where there is no
 // tokenizer.
 void tokenizer_print(const Tokenizer* tk, int id, FILE* out);

@@ -22,3 +22,22 @@ double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double comp
     // after its
     return positive(T - ((double)P - 1.0 / m) * W / P);
 }
+
+double fo_model_allreduce_s(FoAllreduce plan, int P, size_t nbytes, double gbytes_s, double latency_us) {
+    if (P < 2) { return 0.0; }
+    const size_t share = (nbytes / 4 + (size_t)P - 1) / (size_t)P * 4;
+    const double latencies = plan == FO_PUSH ? 1.0 : 2.0;
+    const double sent = (double)(P - 1) * (plan == FO_PUSH ? (double)nbytes : 2.0 * (double)share);
+    return 1e-6 * latency_us * latencies + sent / (1e9 * gbytes_s);
+}
+
+FoAllreduce fo_model_allreduce(int P, size_t nbytes, double gbytes_s, double latency_us) {
+    return fo_model_allreduce_s(FO_SCATTER, P, nbytes, gbytes_s, latency_us) <
+                   fo_model_allreduce_s(FO_PUSH, P, nbytes, gbytes_s, latency_us)
+               ? FO_SCATTER
+               : FO_PUSH;
+}
+
+const char* fo_allreduce_name(FoAllreduce plan) {
+    return plan == FO_PUSH ? "push" : "scatter";
+}

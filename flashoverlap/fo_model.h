@@ -1,4 +1,5 @@
-/* fo_model.h -- the time model: how long a collective takes, and how much of it each schedule leaves exposed.
+/* fo_model.h -- the time model: how long a collective takes, and how much of it each schedule leaves exposed;
+ * which plan is fastest for the few bytes of a decoded token.
  *
  * Pure functions of seconds, nothing measured here. dev/test/test_model.c checks them against a simulation of
  * the plans of fo_plan.h; dev/bench/bench_overlap.c prints them beside what it measures.
@@ -33,6 +34,27 @@ double fo_model_collective_s(int P, double shard_s);
  * Errors   none: one rank (P < 2) has nothing to send, 0; m below 1 counts as 1.
  */
 double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double compute_s);
+
+/* FoAllreduce -- how the sum of P ranks' vectors comes to all of them, if it is short (fo_allreduce.h). A ring
+ * is none of them: it takes 2(P-1) latencies for the bytes of FO_SCATTER, so it is never faster where each
+ * rank can send to each.
+ */
+typedef enum {
+    FO_PUSH,   // everything to everyone
+    FO_SCATTER // each rank's share to it, and its sum back to all
+} FoAllreduce;
+
+/* fo_model_allreduce_s -- seconds of an all-reduce of nbytes, on a link that sends one message at a time, while
+ * the latencies of several pass at once.
+ *
+ *   push      1 latency     (P-1) * nbytes
+ *   scatter   2 latencies   2 (P-1) * nbytes/P, shares rounded up to a float
+ */
+double fo_model_allreduce_s(FoAllreduce plan, int P, size_t nbytes, double gbytes_s, double latency_us);
+
+// the faster one; push if they are equal
+FoAllreduce fo_model_allreduce(int P, size_t nbytes, double gbytes_s, double latency_us);
+const char* fo_allreduce_name(FoAllreduce plan);
 
 #ifdef __cplusplus
 }

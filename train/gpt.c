@@ -112,11 +112,16 @@ static void carve_used(GPT* g, size_t N, size_t Nt, size_t n, FoDtype wire) {
     GPTActs* a = &g->acts;
     size_t C = (size_t)g->config.C, F = (size_t)g->F, Ca = (size_t)g->Ca, Cu = (size_t)g->Cu;
     size_t slice = Nt / (size_t)gpt_head_slices(Nt, g->mesh.tp, g->head_chunks), w = fo_dtype_nbytes(wire);
+    if (g->mesh.up > 1) { CARVE(&a->up_send, Nt * 3 * Ca, floatX), CARVE(&a->sums, Nt * C, float); }
+    CARVE(&a->scalars, FO_MAX_RANKS + 1, Scalars);
+    CARVE(&a->partial, Nt * C * w, char), CARVE(&a->received, (Nt - n) * C * w, char);
+    CARVE(&a->targets, Nt, int), CARVE(&a->pos, n, int);
+    CARVE(&a->pos_dst, n, int), CARVE(&a->pos_start, n + 1, int), CARVE(&a->pos_order, n, int);
+    if (g->inference) { return; }
     CARVE(&a->dfch, Nt * F, floatX), CARVE(&a->datt, N * Cu, floatX);
     if (g->mesh.up == 1) {
         CARVE(&a->dqkv, N * 3 * Cu, floatX);
     } else {
-        CARVE(&a->up_send, Nt * 3 * Ca, floatX), CARVE(&a->sums, Nt * C, float);
         CARVE(&a->dheads.dq32, N * Cu, float), CARVE(&a->dheads.dq, N * Cu, floatX);
         CARVE(&a->dheads.dkv, N * 2 * Cu, floatX), CARVE(&a->dheads.dq_tokens, Nt * Ca, floatX);
         CARVE(&a->dheads.dkv_tokens, Nt * 2 * Ca, floatX);
@@ -124,10 +129,7 @@ static void carve_used(GPT* g, size_t N, size_t Nt, size_t n, FoDtype wire) {
     CARVE(&a->dall, Nt * C, floatX), CARVE(&a->dln, n * C, floatX);
     CARVE(&a->logits, 2 * slice * (size_t)g->Vl, floatX);
     CARVE(&a->stats, 2 * (size_t)g->mesh.tp * slice, FoSoftmaxStat);
-    CARVE(&a->losses, Nt, float), CARVE(&a->scalars, FO_MAX_RANKS + 1, Scalars);
-    CARVE(&a->partial, Nt * C * w, char), CARVE(&a->received, (Nt - n) * C * w, char);
-    CARVE(&a->targets, Nt, int), CARVE(&a->pos, n, int);
-    CARVE(&a->pos_dst, n, int), CARVE(&a->pos_start, n + 1, int), CARVE(&a->pos_order, n, int);
+    CARVE(&a->losses, Nt, float);
     if (g->mesh.dp > 1) { CARVE(&a->ids, (size_t)g->mesh.dp * N, int); }
 }
 
@@ -159,7 +161,7 @@ void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
     const Mesh m = mesh_of(opt, rank);
     memset(g, 0, sizeof *g);
     g->config = c, g->mesh = m;
-    g->zero = m.rp > 1 ? opt->zero : 0, g->recompute = opt->recompute;
+    g->zero = m.rp > 1 ? opt->zero : 0, g->recompute = opt->recompute, g->inference = opt->generate;
     // one rank's rows are all rows: kept or not, there is nothing to gather
     int keeps = opt->recompute < 2;
     g->keep_gathered = opt->recompute < 3 && (!opt->sp || opt->keep_gathered || (keeps && m.tp == 1));
@@ -187,6 +189,7 @@ void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
     g->valid = c.V - g->v0 < 0 ? 0 : c.V - g->v0 < g->Vl ? c.V - g->v0 : g->Vl;
     carve_kept(g, N, Nt, n);
     carve_used(g, N, Nt, n, opt->wire);
+    if (g->inference) { return; }
     carve_grads(g);
     if (m.rp > 1) { g->acts_nbytes += fo_sparse_nbytes(Nt, (size_t)g->Vl, m.rp, m.p, c.C); }
 }
@@ -195,6 +198,7 @@ GPTBytes gpt_nbytes(const GPT* g) {
     size_t masters = FO_FLOATX == FO_FP32 && g->os.cuts.nshards == 1 ? 2 : 3;
     GPTBytes b = {g->ts.nelem * sizeof(floatX), grads_nelem(g) * sizeof(float),
                   masters * g->os.nelem * sizeof(float), g->acts_nbytes};
+    if (g->inference) { b.grads = b.optimizer = 0; }
     return b;
 }
 
@@ -268,6 +272,7 @@ static void open_groups(GPT* g, FoGroup* world) {
     g->group[GROUP_UP] = fo_group_split(world, m->d * m->tp + m->t);
     g->group[GROUP_RP] = fo_group_split(world, m->t);
     g->dp = fo_group_split(world, m->u * m->tp + m->t);
+    g->seq = fo_group_split(world, m->d);
     g->compute = fo_stream_create(g->device, "compute");
     for (int i = 0; i < NGROUPS; i++) {
         g->comm[i] = fo_stream_create(g->device, names[i]);
@@ -277,6 +282,7 @@ static void open_groups(GPT* g, FoGroup* world) {
 static void open_staging(GPT* g, const TrainOptions* opt) {
     GPTActs* a = &g->acts;
     g->staging.partial = a->partial, g->staging.received = a->received, g->staging.wire = opt->wire;
+    if (g->inference) { return; }
     g->grad_staging.partial = g->grads + gpt_grad_matrices(g) + g->ts.ncut - g->ts.nmatrix;
     g->grad_staging.wire = FO_FP32;
     g->vector_staging.partial = a->vectors, g->vector_staging.wire = FO_FP32;
@@ -296,20 +302,22 @@ void gpt_open(GPT* g, GPTConfig c, const TrainOptions* opt, FoGroup* world, FoDe
     open_plans(g, opt);
     size_t N = (size_t)g->B_max * (size_t)g->T_max, Nt = N / (size_t)g->mesh.up;
     g->params = (floatX*)fo_malloc(device, g->ts.nelem * sizeof(floatX));
-    g->grads = (float*)fo_malloc(device, grads_nelem(g) * sizeof(float));
-    g->m = (float*)fo_malloc(device, g->os.nelem * sizeof(float));
-    g->v = (float*)fo_malloc(device, g->os.nelem * sizeof(float));
-    // an FP32 build's parameters are their own masters, as long as a rank has all of both
-    g->master = FO_FLOATX == FO_FP32 && g->os.cuts.nshards == 1
-                    ? (float*)(void*)g->params
-                    : (float*)fo_malloc(device, g->os.nelem * sizeof(float));
+    if (!g->inference) {
+        g->grads = (float*)fo_malloc(device, grads_nelem(g) * sizeof(float));
+        g->m = (float*)fo_malloc(device, g->os.nelem * sizeof(float));
+        g->v = (float*)fo_malloc(device, g->os.nelem * sizeof(float));
+        // an FP32 build's parameters are their own masters, as long as a rank has all of both
+        g->master = FO_FLOATX == FO_FP32 && g->os.cuts.nshards == 1
+                        ? (float*)(void*)g->params
+                        : (float*)fo_malloc(device, g->os.nelem * sizeof(float));
+    }
     for (int i = 0; i < g->narrays; i++) {
         *g->arrays[i].ptr = fo_malloc(device, g->arrays[i].nbytes);
     }
     if (!g->acts.ln2_all) { g->acts.ln2_all = g->acts.ln1_all; }
     open_staging(g, opt);
     g->fetch = fo_fetch_create(device, Nt);
-    if (g->mesh.rp > 1) {
+    if (g->mesh.rp > 1 && !g->inference) {
         g->sparse = fo_sparse_create(device, Nt, (size_t)g->Vl, g->mesh.rp, g->mesh.p, c.C);
     }
     g->host_ints = (int*)malloc((6 * Nt + (size_t)g->mesh.dp * N * 2 + 8) * sizeof(int));
@@ -341,6 +349,7 @@ void gpt_close(GPT* g) {
     fo_sparse_destroy(g->device, g->sparse);
     free(g->host_ints);
     free(g->host_losses);
+    fo_group_free(g->seq);
     fo_group_free(g->dp);
     for (int i = 0; i < NGROUPS; i++) {
         fo_group_free(g->group[i]);

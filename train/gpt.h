@@ -130,6 +130,7 @@ typedef struct {
     Tensors ts, os; // of parameters; of m, v and masters, which ZeRO shares among the replicas
     FoHeads heads;
     int zero, recompute;
+    int inference; // weights and what the forward pass needs, nothing else
     int keep_gathered,
         keep_own; // layer norm outputs: all ranks', or the own rows, stay for the backward pass
     int Ca, F, Cu, NHu, Vl, v0, valid;  // valid: columns of Vl that are vocabulary, not padding
@@ -143,7 +144,7 @@ typedef struct {
     size_t acts_nbytes;
     FoDevice* device;
     FoStream *compute, *comm[NGROUPS];
-    FoGroup *world, *group[NGROUPS], *dp; // dp: the same u and t
+    FoGroup *world, *group[NGROUPS], *dp, *seq; // dp: the same u and t; seq: the same d
     FoOverlap* o[NSITES];
     Sent sent[NSITES + 1]; // by operation, D3 last: up to the last gpt_take_times
     FoOverlap** d3;        // [L+1]: wte, and the matrices of each layer, on their way back
@@ -160,6 +161,8 @@ typedef struct {
     int nslices;
     size_t N, Nt, n, npos; // npos: different positions among the own rows
     FoLayout layout;
+    floatX* cache; // generating: keys and values of all layers go there, [L, 2, B, room, Cu]; else NULL
+    int room;
     int* host_ints;     // on their way to the device
     float* host_losses; // [Nt]
 } GPT;

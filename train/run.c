@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+#include "train/generate.h"
 #include "train/report.h"
 #include "train/weights.h"
 
@@ -18,12 +19,9 @@ static int nearest_below(int x, int unit) {
     return x / unit * unit > 0 ? x / unit * unit : unit;
 }
 
-int run_check(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
-    int tp = opt->tp, up = opt->up, P = up * tp, B = opt->batch, T = opt->seq_len, m = opt->overlap.m;
-    if (T > c.maxT) {
-        return train_error(err, "-t %d: the model has positions for %d tokens: -t %d at most", T, c.maxT,
-                           c.maxT);
-    }
+// is there a head for each rank?
+static int check_heads(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
+    int tp = opt->tp, up = opt->up, P = up * tp;
     if (P > c.NH && up == 1) {
         return train_error(err,
                            "--tp %d: the model has %d heads, one for each rank at least: --tp %d at most", tp,
@@ -35,6 +33,16 @@ int run_check(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
                            "%d ranks at most",
                            up, tp, c.NH, c.NH);
     }
+    return 0;
+}
+
+int run_check(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
+    int tp = opt->tp, up = opt->up, P = up * tp, B = opt->batch, T = opt->seq_len, m = opt->overlap.m;
+    if (T > c.maxT) {
+        return train_error(err, "-t %d: the model has positions for %d tokens: -t %d at most", T, c.maxT,
+                           c.maxT);
+    }
+    if (check_heads(opt, c, err)) { return -1; }
     if (up > 1 && T % (2 * P) != 0) {
         return train_error(err, "--up %d: does not cut T=%d tokens into 2*up*tp=%d blocks: try -t %d", up, T,
                            2 * P, nearest_below(T, 2 * P));
@@ -252,6 +260,9 @@ static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOIN
             return checkpoint_read_header(path, c, &version, err);
         }
     }
+    if (opt->resume && opt->generate) {
+        return train_error(err, "--resume 1: %s has no complete checkpoint to generate from", opt->out);
+    }
     int kind = model_parse(opt->model, c, err);
     if (kind == 1) {
         if (strlen(opt->model) >= CHECKPOINT_PATH) {
@@ -310,7 +321,7 @@ static int load_llmc(Trainer* tr, char err[TRAIN_ERR]) {
 
 static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
-    if (tr->first_step > 0) {
+    if (tr->first_step > 0 && !g->inference) {
         return checkpoint_is_llmc(tr->opt->out, tr->first_step) ? load_llmc(tr, err) : load_state(tr, err);
     }
     if (path[0]) {
@@ -356,6 +367,23 @@ int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
 }
 
 // ---- start ------------------------------------------------------------------------------------------------
+static int open_prompts(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
+    const TrainOptions* opt = tr->opt;
+    const char* prompts = opt->prompt[0] ? "--prompt" : opt->prompt_file[0] ? "--prompt-file" : NULL;
+    char warning[TRAIN_ERR];
+    int bad = tokenizer_init(&tr->tokenizer, opt->tokenizer, warning);
+    if (!bad && tr->tokenizer.V > c.V) { // its tokens are no tokens of the model
+        bad = train_error(warning, "--tokenizer %s has %d tokens, the model V=%d", opt->tokenizer,
+                          tr->tokenizer.V, c.V);
+        tokenizer_free(&tr->tokenizer);
+    }
+    if (bad && prompts) { return train_error(err, "%s needs a tokenizer: %s", prompts, warning); }
+    if (bad && tr->rank == 0 && (opt->sample_every > 0 || opt->generate)) {
+        printf("%s: samples are token ids\n", warning);
+    }
+    return prompts_init(&tr->prompts, opt, &tr->tokenizer, c.V, c.maxT, err);
+}
+
 static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
     const Mesh m = mesh_of(opt, tr->rank);
@@ -373,40 +401,61 @@ static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
         return train_error(err, "%s: its %zu tokens do not make one step of -d %d: a smaller -d, or -x STEPS",
                            train, tr->train.ntok, opt->total_batch);
     }
-    char warning[TRAIN_ERR];
-    int bad = tokenizer_init(&tr->tokenizer, opt->tokenizer, warning);
-    if (!bad && tr->tokenizer.V > V) { // its tokens are no tokens of the model
-        bad = train_error(warning, "--tokenizer %s has %d tokens, the model V=%d", opt->tokenizer,
-                          tr->tokenizer.V, V);
-        tokenizer_free(&tr->tokenizer);
-    }
-    if (bad && opt->prompt[0]) { return train_error(err, "--prompt needs a tokenizer: %s", warning); }
-    if (bad && tr->rank == 0 && opt->sample_every > 0) { printf("%s: samples are token ids\n", warning); }
+    return open_prompts(tr, c, err);
+}
+
+// what of the options says how much memory a rank takes, as the prompts need it
+static int size_for_prompts(Trainer* tr, GPTConfig c, TrainOptions* sized, char err[TRAIN_ERR]) {
+    const TrainOptions* opt = tr->opt;
+    // whole cuts of the mesh, for every chunk
+    const int P = opt->up * opt->tp, unit = P > 1 ? 2 * P * opt->overlap.m : 1;
+    if (check_heads(opt, c, err) || open_prompts(tr, c, err)) { return -1; }
+    const int each = (tr->prompts.n + opt->dp - 1) / opt->dp;
+    sized->batch = opt->batch < each ? opt->batch : each;
+    sized->seq_len = (tr->prompts.longest + unit - 1) / unit * unit;
+    sized->recompute = 3, sized->keep_gathered = 0; // no backward pass: one layer's activations at a time
     return 0;
+}
+
+// does a prompt fit the activations that training has?
+static int check_prompts(const Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
+    const TrainOptions* opt = tr->opt;
+    GPT sizes;
+    int B, T;
+    gpt_sizes(&sizes, c, opt, tr->rank);
+    if (opt->sample_every == 0 || generator_shape(&sizes, 1, tr->prompts.longest, &B, &T)) { return 0; }
+    return train_error(err, "a prompt of %d tokens does not fit the batch, -b %d * -t %d: -t %d at least",
+                       tr->prompts.longest, opt->batch, opt->seq_len, tr->prompts.longest);
 }
 
 void run_open(Trainer* tr) {
     const TrainOptions* opt = tr->opt;
+    TrainOptions sized = *opt;
     GPTConfig c;
     char path[CHECKPOINT_PATH], err[TRAIN_ERR] = "";
     memset(&c, 0, sizeof c);
-    if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) || run_check(opt, c, err) ||
-        open_data(tr, c, err)) {
+    if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) ||
+        (opt->generate ? size_for_prompts(tr, c, &sized, err)
+                       : run_check(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err))) {
         user_error(tr->rank, err);
     }
-    if (opt->out[0] && tr->rank == 0 && checkpoint_prepare_folder(opt->out, err)) { user_error(0, err); }
+    if (opt->out[0] && tr->rank == 0 && !opt->generate && checkpoint_prepare_folder(opt->out, err)) {
+        user_error(0, err);
+    }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
-    gpt_open(&tr->gpt, c, opt, tr->world, device);
-    // a sample goes on from the prompt by one token at least
-    if (tokenizer_check(&tr->tokenizer, opt->prompt, opt->sample_length - 1, err) ||
-        load_weights(tr, path, err) ||
-        logger_init(&tr->logger, opt->out, tr->rank, tr->first_step > 0, err)) {
+    gpt_open(&tr->gpt, c, &sized, tr->world, device);
+    if (load_weights(tr, path, err) ||
+        (!opt->generate && logger_init(&tr->logger, opt->out, tr->rank, tr->first_step > 0, err))) {
         user_error(tr->rank, err);
     }
     // all at once, as they will compute; then what a link does while nothing else runs
     fo_group_barrier(tr->world);
-    tr->peak_tflops = opt->pace > 0.0 ? opt->pace : fo_device_peak_tflops(device);
+    if (!opt->generate) { tr->peak_tflops = opt->pace > 0.0 ? opt->pace : fo_device_peak_tflops(device); }
+    if (opt->link.gbytes_s <= 0.0) {
+        fo_group_measure(tr->gpt.seq, tr->gpt.comm[GROUP_TP]);
+        fo_group_barrier(tr->world);
+    }
     for (int i = 0; i < NGROUPS && opt->link.gbytes_s <= 0.0; i++) {
         fo_group_measure(tr->gpt.group[i], tr->gpt.comm[i]);
         fo_group_barrier(tr->world);
@@ -421,6 +470,7 @@ void run_close(Trainer* tr) {
     dataloader_free(&tr->train);
     dataloader_free(&tr->val);
     tokenizer_free(&tr->tokenizer);
+    prompts_free(&tr->prompts);
 }
 
 // ---- dry run ----------------------------------------------------------------------------------------------

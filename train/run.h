@@ -9,6 +9,7 @@
 #include "train/gpt.h"
 #include "train/logger.h"
 #include "train/outlier.h"
+#include "train/prompts.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -26,6 +27,8 @@ typedef struct {
     GPT gpt;
     DataLoader train, val;
     Tokenizer tokenizer;
+    Prompts prompts; // of samples
+    int nsamples;    // so far
     Logger logger;
     Schedule schedule;
     TrainerState state;
@@ -45,7 +48,7 @@ void user_error(int rank, const char* err) __attribute__((noreturn));
 int run_check(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]);
 
 /* run_open -- rank tr->rank of tr->opt's mesh: data, model, memory, weights or the checkpoint that is resumed,
- * everything but the training. Ends all ranks with one line if something is wrong; what can be wrong is looked
+ * everything but the training; with --generate, tokenizer, prompts and weights alone. Ends all ranks with one line if something is wrong; what can be wrong is looked
  * at before a folder is made and memory taken. Collective. run_close is its opposite.
  */
 void run_open(Trainer* tr);
