@@ -1,0 +1,175 @@
+#!/bin/bash
+# cluster.sh -- several hosts on one machine, for MPI programs over a real network. Needs root.
+#
+#   dev/cluster.sh up N [--gbit G] [--us U]      make hosts h0 ... hN-1, joined by a switch. Each has a link that
+#                                                carries G Gbit/s in each direction, and a message takes U
+#                                                microseconds more from one host to another. Neither: unshaped
+#   dev/cluster.sh run [-np P] [--per-host K] COMMAND...    mpirun COMMAND on P ranks, K on each host, h0 first
+#                                                (K: 1, or what P needs; P: K on every host)
+#   dev/cluster.sh status                        hosts, their links and how many processes run; exit status 1: none
+#   dev/cluster.sh down                          end what runs on the hosts and remove them
+#
+#   dev/cluster.sh up 4 --gbit 10 && dev/cluster.sh run ./train_gpt --dp 2 --tp 2 ...; dev/cluster.sh down
+#
+# A host is a network namespace with a host name of its own; files and clock are shared. Ranks of different hosts can
+# reach each other by TCP alone, from 10.78.0.1 to 10.78.0.N, and count as ranks of several machines. Nothing is made
+# outside the namespaces, whose names begin with FO_CLUSTER (fo): another name makes another cluster, apart from this.
+# Exit status 77: this machine lacks something (root, a command, namespaces, tbf or netem in its kernel); 2: usage.
+set -uo pipefail
+name=${FO_CLUSTER:-fo}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+number='^[0-9]+([.][0-9]+)?$' count='^[1-9][0-9]{0,3}$' most=250
+
+fail() { local status=$1; shift; echo "cluster.sh: $*" >&2; exit "$status"; }
+
+# PACKAGE COMMAND...
+need() {
+    local package=$1 c; shift
+    for c in "$@"; do
+        command -v "$c" >/dev/null || fail 77 "needs the command '$c': install $package"
+    done
+}
+
+need_root() { [[ $(id -u) == 0 ]] || fail 77 "$1 needs root"; }
+
+# WHAT COMMAND...: a step of up; one that fails ends it, with the reason in one line
+try() {
+    local what=$1 said; shift
+    said=$("$@" 2>&1) || fail 77 "this machine can't $what: $* says: ${said%%$'\n'*}"
+}
+
+namespaces() { ip netns list 2>/dev/null | awk '{print $1}' | grep -xE "$name-(switch|h[0-9]+)"; }
+hosts() { namespaces | grep -v -- "-switch$" | sort -V; }
+processes() { for ns in $(namespaces); do ip netns pids "$ns" 2>/dev/null; done; }
+
+# SIGNAL SECONDS: to all that runs on the hosts; waits for its end
+end_processes() {
+    local end=$((SECONDS + $2)) pids
+    while pids=$(processes) && [[ -n $pids ]]; do
+        # shellcheck disable=SC2086
+        kill "-$1" $pids 2>/dev/null
+        ((SECONDS < end)) || return
+        sleep 0.05
+    done
+}
+
+remove() {
+    end_processes TERM 3
+    end_processes KILL 5
+    for ns in $(namespaces); do ip netns del "$ns"; done
+}
+
+# NAMESPACE DEVICE GBIT US: how fast and how late bytes leave through it; empty: as they come
+shape() {
+    local parent=(root) burst
+    if [[ -n $4 ]]; then
+        try "delay messages by $4 us (netem)" tc -n "$1" qdisc add dev "$2" root handle 1: netem delay "$4us" limit 20000
+        parent=(parent 1:1 handle 2:)
+    fi
+    if [[ -n $3 ]]; then
+        # what a timer that is 100 us late must make up for, and no less than a whole segment, which would be cut
+        burst=$(awk "BEGIN {b = $3 * 12500; print int(b > 66000 ? b : 66000)}")
+        try "shape a link to $3 Gbit/s (tbf)" tc -n "$1" qdisc add dev "$2" "${parent[@]}" tbf rate "$3gbit" \
+            burst "$burst" latency 20ms
+    fi
+}
+
+up() {
+    local n=${1:-} gbit="" us="" i ns
+    [[ $n =~ $count ]] && ((n <= most)) || fail 2 "up '$n': want the number of hosts, 1 to $most"
+    shift
+    while [[ $# != 0 ]]; do
+        [[ $1 == --gbit || $1 == --us ]] || fail 2 "up: unknown option '$1'; --gbit and --us are known"
+        [[ ${2:-} =~ $number && ${2:-} =~ [1-9] ]] || fail 2 "$1 '${2:-}': want a number above 0"
+        if [[ $1 == --gbit ]]; then gbit=$2; else us=$2; fi
+        shift 2
+    done
+    need_root up
+    need iproute2 ip tc
+    i=$(processes | wc -w)
+    ((i == 0)) || fail 1 "cluster '$name' is up and $i processes run on it: end them, or run: $0 down"
+    remove
+    trap remove EXIT
+    trap 'exit 130' INT; trap 'exit 143' TERM HUP
+    try "make network namespaces" ip netns add "$name-switch"
+    try "make a bridge" ip -n "$name-switch" link add br0 type bridge
+    try "start a bridge" ip -n "$name-switch" link set br0 up
+    for ((i = 0; i < n; i++)); do
+        ns=$name-h$i
+        try "make network namespaces" ip netns add "$ns"
+        try "make pairs of devices (veth)" ip -n "$ns" link add eth0 type veth peer name "h$i" netns "$name-switch"
+        try "join a bridge" ip -n "$name-switch" link set "h$i" master br0 up
+        try "set an address" ip -n "$ns" addr add "10.78.0.$((i + 1))/24" dev eth0
+        try "start a device" ip -n "$ns" link set lo up
+        try "start a device" ip -n "$ns" link set eth0 up
+        shape "$ns" eth0 "$gbit" "$us"
+        shape "$name-switch" "h$i" "$gbit" ""
+    done
+    trap - EXIT
+}
+
+# HOST COMMAND...: becomes the command, on that host
+enter() {
+    local host=$1; shift
+    # shellcheck disable=SC2016
+    exec ip netns exec "$name-$host" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
+}
+
+run() {
+    local np="" per="" n i list=""
+    while [[ ${1:-} == -* ]]; do
+        [[ $1 == -np || $1 == --per-host ]] || fail 2 "run: unknown option '$1'; -np and --per-host are known"
+        [[ ${2:-} =~ $count ]] || fail 2 "$1 '${2:-}': want a whole number, 1 to 9999"
+        if [[ $1 == -np ]]; then np=$2; else per=$2; fi
+        shift 2
+    done
+    [[ $# != 0 ]] || fail 2 "run: want a command to run"
+    need_root run
+    need iproute2 ip
+    need util-linux unshare
+    need openmpi-bin mpirun
+    n=$(hosts | wc -l)
+    ((n > 0)) || fail 1 "there is no cluster '$name': make one with: $0 up N"
+    per=${per:-$(((${np:-n} + n - 1) / n))} np=${np:-$((n * per))}
+    ((np <= n * per)) || fail 2 "-np $np: $n hosts with $per ranks each are $((n * per))"
+    for ((i = 0; i < n; i++)); do list+=${list:+,}10.78.0.$((i + 1)):$per; done
+    # Open MPI starts its daemons through `cluster.sh remote ADDRESS COMMAND`. It cuts the agent at blanks, which the path
+    # to this script may have, so that is found through PATH. Without bind-to none every host would use the same core.
+    export PATH=$here:$PATH FO_CLUSTER=$name OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    enter h0 mpirun --mca plm rsh --mca plm_rsh_agent "cluster.sh remote" --mca plm_rsh_no_tree_spawn 1 \
+        --host "$list" -np "$np" --map-by slot --bind-to none --mca mpi_yield_when_idle 1 \
+        --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include 10.78.0.0/24 --mca oob_tcp_if_include 10.78.0.0/24 \
+        "$@"
+}
+
+# ADDRESS COMMAND...: what ssh would do for mpirun; the command is a line for a shell
+remote() {
+    local address=$1; shift
+    enter "h$((${address##*.} - 1))" sh -c "$*"
+}
+
+status() {
+    local ns link
+    need iproute2 ip tc
+    [[ -n $(hosts) ]] || { echo "no cluster '$name'"; exit 1; }
+    for ns in $(hosts); do
+        link=$(tc -n "$ns" qdisc show dev eth0 | grep -oE '(rate|delay) [^ ]+' | paste -sd ' ')
+        printf '%-5s %-12s %s, %d processes\n' "${ns#"$name"-}" "$(ip -n "$ns" -4 -o addr show eth0 | awk '{print $4}')" \
+            "${link:-not shaped}" "$(ip netns pids "$ns" | wc -l)"
+    done
+}
+
+[[ $name =~ ^[a-zA-Z0-9_]+$ ]] || fail 2 "FO_CLUSTER '$name': want letters and digits"
+case ${1:-help} in
+up | run | remote) "$@" ;;
+status) [[ $# == 1 ]] || fail 2 "status takes no '$2'"; status ;;
+down)
+    [[ $# == 1 ]] || fail 2 "down takes no '$2'"
+    need_root down
+    need iproute2 ip
+    remove
+    [[ -z $(namespaces) ]] || fail 1 "could not remove all of cluster '$name'"
+    ;;
+help | -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" ;;
+*) fail 2 "unknown command '$1': want up, run, status or down" ;;
+esac
