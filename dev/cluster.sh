@@ -11,12 +11,14 @@
 #
 #   dev/cluster.sh up 4 --gbit 10 && dev/cluster.sh run ./train_gpt --dp 2 --tp 2 ...; dev/cluster.sh down
 #
-# A host is a network namespace with a host name of its own; files and clock are shared. Ranks of different hosts can
-# reach each other by TCP alone, from 10.78.0.1 to 10.78.0.N, and count as ranks of several machines. Nothing is made
-# outside the namespaces, whose names begin with FO_CLUSTER (fo): another name makes another cluster, apart from this.
+# A host is a network namespace with a host name and its share of the cores; files and clock are shared. Ranks of
+# different hosts reach each other by TCP alone, at 10.78.0.1 to 10.78.0.N, and count as ranks of several machines.
+# Nothing is made outside the namespaces but a folder in /run for Open MPI's files; names hold FO_CLUSTER (fo): with
+# another one there is another cluster, apart from this.
 # Exit status 77: this machine lacks something (root, a command, namespaces, tbf or netem in its kernel); 2: usage.
 set -uo pipefail
 name=${FO_CLUSTER:-fo}
+files=/run/cluster-$name
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 number='^[0-9]+([.][0-9]+)?$' count='^[1-9][0-9]{0,3}$' most=250
 
@@ -30,7 +32,10 @@ need() {
     done
 }
 
-need_root() { [[ $(id -u) == 0 ]] || fail 77 "$1 needs root"; }
+need_root_and() {
+    [[ $(id -u) == 0 ]] || fail 77 "needs root"
+    need iproute2 ip "$@"
+}
 
 # WHAT COMMAND...: a step of up; one that fails ends it, with the reason in one line
 try() {
@@ -57,13 +62,15 @@ remove() {
     end_processes TERM 3
     end_processes KILL 5
     for ns in $(namespaces); do ip netns del "$ns"; done
+    rm -rf "$files"
 }
 
 # NAMESPACE DEVICE GBIT US: how fast and how late bytes leave through it; empty: as they come
 shape() {
     local parent=(root) burst
     if [[ -n $4 ]]; then
-        try "delay messages by $4 us (netem)" tc -n "$1" qdisc add dev "$2" root handle 1: netem delay "$4us" limit 20000
+        try "delay messages by $4 us (netem)" tc -n "$1" qdisc add dev "$2" "${parent[@]}" handle 1: \
+            netem delay "$4us" limit 20000
         parent=(parent 1:1 handle 2:)
     fi
     if [[ -n $3 ]]; then
@@ -76,7 +83,7 @@ shape() {
 
 up() {
     local n=${1:-} gbit="" us="" i ns
-    [[ $n =~ $count ]] && ((n <= most)) || fail 2 "up '$n': want the number of hosts, 1 to $most"
+    [[ $n =~ $count && $n -le $most ]] || fail 2 "up '$n': want the number of hosts, 1 to $most"
     shift
     while [[ $# != 0 ]]; do
         [[ $1 == --gbit || $1 == --us ]] || fail 2 "up: unknown option '$1'; --gbit and --us are known"
@@ -84,13 +91,13 @@ up() {
         if [[ $1 == --gbit ]]; then gbit=$2; else us=$2; fi
         shift 2
     done
-    need_root up
-    need iproute2 ip tc
+    need_root_and tc
     i=$(processes | wc -w)
     ((i == 0)) || fail 1 "cluster '$name' is up and $i processes run on it: end them, or run: $0 down"
     remove
     trap remove EXIT
     trap 'exit 130' INT; trap 'exit 143' TERM HUP
+    try "make a folder" mkdir -m 700 "$files"
     try "make network namespaces" ip netns add "$name-switch"
     try "make a bridge" ip -n "$name-switch" link add br0 type bridge
     try "start a bridge" ip -n "$name-switch" link set br0 up
@@ -108,11 +115,20 @@ up() {
     trap - EXIT
 }
 
-# HOST COMMAND...: becomes the command, on that host
+# the numbers of the cores that this process may use
+cores() {
+    awk '/^Cpus_allowed_list/ {gsub(",", "\n", $2); print $2}' /proc/self/status |
+        while IFS=- read -r first last; do seq "$first" "${last:-$first}"; done
+}
+
+# I COMMAND...: becomes the command, on host i, which has its share of FO_CLUSTER_CORES
 enter() {
-    local host=$1; shift
+    local i=$1 n c all list; shift
+    n=$(hosts | wc -l)
+    read -ra all <<<"$FO_CLUSTER_CORES"; c=${#all[@]}
+    if ((c < n)); then list=${all[i % c]}; else list=$(IFS=,; echo "${all[*]:i * c / n:(i + 1) * c / n - i * c / n}"); fi
     # shellcheck disable=SC2016
-    exec ip netns exec "$name-$host" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
+    exec ip netns exec "$name-h$i" unshare --uts taskset -c "$list" sh -c 'hostname "$0" && exec "$@"' "h$i" "$@"
 }
 
 run() {
@@ -124,33 +140,34 @@ run() {
         shift 2
     done
     [[ $# != 0 ]] || fail 2 "run: want a command to run"
-    need_root run
-    need iproute2 ip
-    need util-linux unshare
+    need_root_and
+    need util-linux unshare taskset
     need openmpi-bin mpirun
     n=$(hosts | wc -l)
     ((n > 0)) || fail 1 "there is no cluster '$name': make one with: $0 up N"
     per=${per:-$(((${np:-n} + n - 1) / n))} np=${np:-$((n * per))}
     ((np <= n * per)) || fail 2 "-np $np: $n hosts with $per ranks each are $((n * per))"
     for ((i = 0; i < n; i++)); do list+=${list:+,}10.78.0.$((i + 1)):$per; done
-    # Open MPI starts its daemons through `cluster.sh remote ADDRESS COMMAND`. It cuts the agent at blanks, which the path
-    # to this script may have, so that is found through PATH. Without bind-to none every host would use the same core.
-    export PATH=$here:$PATH FO_CLUSTER=$name OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-    enter h0 mpirun --mca plm rsh --mca plm_rsh_agent "cluster.sh remote" --mca plm_rsh_no_tree_spawn 1 \
+    # Open MPI starts its daemons through `cluster.sh remote ADDRESS COMMAND`. It cuts the agent at blanks, which the
+    # path to this script may have, so that is found through PATH. It must not bind: each host would use core 0.
+    FO_CLUSTER_CORES=$(cores | paste -sd ' ')
+    export PATH=$here:$PATH FO_CLUSTER=$name FO_CLUSTER_CORES OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    enter 0 mpirun --mca plm rsh --mca plm_rsh_agent "cluster.sh remote" --mca plm_rsh_no_tree_spawn 1 \
         --host "$list" -np "$np" --map-by slot --bind-to none --mca mpi_yield_when_idle 1 \
-        --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include 10.78.0.0/24 --mca oob_tcp_if_include 10.78.0.0/24 \
+        --mca orte_tmpdir_base "$files" --mca btl_vader_backing_directory "$files" --mca pml ob1 --mca btl self,vader,tcp \
+        --mca btl_tcp_if_include 10.78.0.0/24 --mca oob_tcp_if_include 10.78.0.0/24 \
         "$@"
 }
 
 # ADDRESS COMMAND...: what ssh would do for mpirun; the command is a line for a shell
 remote() {
     local address=$1; shift
-    enter "h$((${address##*.} - 1))" sh -c "$*"
+    enter $((${address##*.} - 1)) sh -c "$*"
 }
 
 status() {
     local ns link
-    need iproute2 ip tc
+    need_root_and tc
     [[ -n $(hosts) ]] || { echo "no cluster '$name'"; exit 1; }
     for ns in $(hosts); do
         link=$(tc -n "$ns" qdisc show dev eth0 | grep -oE '(rate|delay) [^ ]+' | paste -sd ' ')
@@ -165,8 +182,7 @@ up | run | remote) "$@" ;;
 status) [[ $# == 1 ]] || fail 2 "status takes no '$2'"; status ;;
 down)
     [[ $# == 1 ]] || fail 2 "down takes no '$2'"
-    need_root down
-    need iproute2 ip
+    need_root_and
     remove
     [[ -z $(namespaces) ]] || fail 1 "could not remove all of cluster '$name'"
     ;;
