@@ -3,7 +3,7 @@
  *
  * Data are small whole numbers that differ by matrix, row and column, so that sums are exact in any order.
  * Arrays are made NaN before they are written; produce() writes one just before the call under test, early or
- * late. Used by test_overlap.c and test_fetch.c.
+ * late. Used by test_overlap.c, test_fetch.c, test_ulysses.c and test_zero.c.
  */
 #ifndef RANKS_H
 #define RANKS_H
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 enum { ROWS = 12, C = 6, OC = 5, K_MOST = 7 }; // rows of a shard: m = 1, 2, 3, 4 divide them
-enum { NAN_NBYTES = 1 << 16 };
+enum { NAN_NBYTES = 1 << 16, MOST_ARRAYS = 256 };
 
 typedef struct {
     FoMode mode;
@@ -30,10 +30,14 @@ typedef struct {
     FoStream *compute, *comm;
     int P, r;
     size_t N;
+    // of a mesh, beside the group above: the ranks of other such groups with the same r
+    FoGroup* up;
+    FoStream* up_comm;
+    int U, u;
     Config c;
     uint64_t random;
     void* nan; // NAN_NBYTES bytes that are NaN as bf16 and as fp32
-    void* mine[64];
+    void* mine[MOST_ARRAYS];
     int nmine;
 } Rank;
 
@@ -109,13 +113,14 @@ static inline int of_rank(int matrix, int rank) {
 }
 
 static inline void* allocate(Rank* k, size_t nbytes) {
-    fo_require(k->nmine < 64, "more than 64 arrays in a test");
+    fo_require(k->nmine < MOST_ARRAYS, "more than %d arrays in a test", (int)MOST_ARRAYS);
     return k->mine[k->nmine++] = fo_malloc(k->d, nbytes);
 }
 
 static inline void release(Rank* k) {
     fo_stream_sync(k->compute);
     fo_stream_sync(k->comm);
+    if (k->up) { fo_stream_sync(k->up_comm); }
     while (k->nmine > 0) {
         fo_free(k->d, k->mine[--k->nmine]);
     }
@@ -170,11 +175,31 @@ static inline FoOverlap* overlap(Rank* k, const char* name, FoKind kind) {
     return fo_overlap_create(name, kind, k->c.mode, k->c.m, k->c.topology, k->g, k->compute, k->comm);
 }
 
-// an operation that writes dst just before the call under test, early or late
-static inline void produce(Rank* k, void* dst, const void* src, size_t nbytes) {
+// with m sub-chunks, in the other group of a mesh; mode none has one
+static inline FoOverlap* overlap_up(Rank* k, const char* name, FoKind kind, int m) {
+    return fo_overlap_create(name, kind, k->c.mode, k->c.mode == FO_NONE ? 1 : m, FO_DIRECT, k->up,
+                             k->compute, k->up_comm);
+}
+
+// streams fall behind each other
+static inline void stagger(Rank* k) {
     if (random_below(k, 2)) { queue_sleep(k->compute, random_below(k, 600)); }
     if (random_below(k, 2)) { queue_sleep(k->comm, random_below(k, 600)); }
+    if (k->up && random_below(k, 2)) { queue_sleep(k->up_comm, random_below(k, 600)); }
+}
+
+// an operation that writes dst just before the call under test, early or late
+static inline void produce(Rank* k, void* dst, const void* src, size_t nbytes) {
+    stagger(k);
     fo_copy(dst, src, nbytes, k->compute);
+}
+
+// copies for the test what a call has written, and makes it NaN at once
+static inline void* taken(Rank* k, void* x, size_t nbytes) {
+    void* copy = allocate(k, nbytes);
+    fo_copy(copy, x, nbytes, k->compute);
+    queue_poison(k, x, nbytes);
+    return copy;
 }
 
 static inline void rest(Rank* k) {
@@ -251,11 +276,39 @@ static inline void add_product_transposed(int* want, int a, size_t row0, size_t 
     }
 }
 
+// large and small numbers, so that another order of adding gives another sum
+static inline float order_value(int rank, size_t i) {
+    static const float by_rank[3] = {1.0f, 16777216.0f, -16777216.0f};
+    return by_rank[rank % 3] * (i % 2 ? 1.0f : -1.0f);
+}
+
+// own rows of residual + the sum over ranks, by the same operations called whole, in the order of the
+// topology
+static inline void plain_reducescatter(Rank* k, floatX* out, char* const partial[], const floatX* residual) {
+    size_t own = (size_t)k->r * ROWS * C * fo_dtype_nbytes(k->c.wire);
+    const void* parts[FO_MAX_RANKS];
+    int P = k->P, nparts = P;
+    for (int p = 0; p < P; p++) {
+        parts[p] = partial[p] + own;
+    }
+    if (k->c.topology == FO_RING && P > 1) {
+        for (int i = 2; i < P; i++) { // the sum travels from r+1 to r-1
+            char *from = partial[(k->r + i - 1) % P] + own, *to = partial[(k->r + i) % P] + own;
+            fo_add(to, from, ROWS * C, k->c.wire, k->compute);
+        }
+        int last = (k->r + P - 1) % P;
+        parts[0] = partial[last < k->r ? last : k->r] + own;
+        parts[1] = partial[last < k->r ? k->r : last] + own;
+        nparts = 2;
+    }
+    fo_accumulate(out, parts, residual, NULL, ROWS, C, nparts, k->c.wire, k->compute);
+}
+
 // ---- a rank -----------------------------------------------------------------------------------------------
-static inline void rank_open(Rank* k, FoGroup* g) {
+static inline void rank_open_on(Rank* k, FoGroup* g, FoDevice* d) {
     memset(k, 0, sizeof *k);
     k->g = g, k->P = fo_group_size(g), k->r = fo_group_rank(g), k->N = (size_t)k->P * ROWS;
-    k->d = fo_device_open(k->r, k->P);
+    k->d = d, k->U = 1;
     k->compute = fo_stream_create(k->d, "compute"), k->comm = fo_stream_create(k->d, "comm");
     k->random = (uint64_t)(k->P * 16 + k->r);
     unsigned char* nan = (unsigned char*)malloc(NAN_NBYTES);
@@ -267,19 +320,38 @@ static inline void rank_open(Rank* k, FoGroup* g) {
     free(nan);
 }
 
+static inline void rank_open(Rank* k, FoGroup* g) {
+    rank_open_on(k, g, fo_device_open(fo_group_rank(g), fo_group_size(g)));
+}
+
+// world = U x P ranks: groups of P neighbours, and of U ranks that are P apart
+static inline void mesh_open(Rank* k, FoGroup* world, int P) {
+    int rank = fo_group_rank(world), size = fo_group_size(world);
+    rank_open_on(k, fo_group_split(world, rank / P), fo_device_open(rank, size));
+    k->up = fo_group_split(world, rank % P);
+    k->U = fo_group_size(k->up), k->u = fo_group_rank(k->up);
+    k->up_comm = fo_stream_create(k->d, "comm up");
+    k->random += (uint64_t)(256 * size + 1024 * k->u);
+}
+
 static inline void rank_close(Rank* k) {
     CHECK_AT("P=%d r=%d end", k->P, k->r);
     fo_free(k->d, k->nan);
     CHECK(fo_device_nbytes(k->d) == 0);
     fo_stream_destroy(k->compute);
     fo_stream_destroy(k->comm);
+    if (k->up) {
+        fo_stream_destroy(k->up_comm);
+        fo_group_free(k->up);
+        fo_group_free(k->g);
+    }
     fo_device_close(k->d);
 }
 
 // what k->c says, before what is tested in it
 static inline void check_at_config(const Rank* k, const char* what) {
-    CHECK_AT("P=%d r=%d %s%s m=%d %s wire %s%s", k->P, k->r, what, fo_mode_name(k->c.mode), k->c.m,
-             k->c.topology == FO_RING ? "ring" : "direct", k->c.wire == FO_FP32 ? "fp32" : "bf16",
-             k->c.idle ? " idle" : "");
+    CHECK_AT("U=%d u=%d P=%d r=%d %s%s m=%d %s wire %s%s", k->U, k->u, k->P, k->r, what,
+             fo_mode_name(k->c.mode), k->c.m, k->c.topology == FO_RING ? "ring" : "direct",
+             k->c.wire == FO_FP32 ? "fp32" : "bf16", k->c.idle ? " idle" : "");
 }
 #endif

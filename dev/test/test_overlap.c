@@ -245,12 +245,6 @@ static void test_reducescatter_fp32(Rank* k) {
     release(k);
 }
 
-// large and small numbers, so that another order of adding gives another sum
-static float order_value(int rank, size_t i) {
-    static const float by_rank[3] = {1.0f, 16777216.0f, -16777216.0f};
-    return by_rank[rank % 3] * (i % 2 ? 1.0f : -1.0f);
-}
-
 static float rounded_to(float x, FoDtype type) {
     return type == FO_FP32 ? x : fo_bf16_to_float(fo_bf16_from_float(x));
 }
@@ -428,28 +422,6 @@ static void test_layers(Rank* k) {
 static FoLayout layout_of(const Rank* k, int zigzag) {
     FoLayout whole = {k->P, ROWS, k->P, 0}, cut = {2, ROWS / 2 * k->P, k->P, 1};
     return zigzag ? cut : whole;
-}
-
-// own rows of residual + the sum over ranks, by the same operations called whole, in the order of the
-// topology
-static void plain_reducescatter(Rank* k, floatX* out, char* const partial[], const floatX* residual) {
-    size_t own = (size_t)k->r * ROWS * C * fo_dtype_nbytes(k->c.wire);
-    const void* parts[FO_MAX_RANKS];
-    int P = k->P, nparts = P;
-    for (int p = 0; p < P; p++) {
-        parts[p] = partial[p] + own;
-    }
-    if (k->c.topology == FO_RING && P > 1) {
-        for (int i = 2; i < P; i++) { // the sum travels from r+1 to r-1
-            char *from = partial[(k->r + i - 1) % P] + own, *to = partial[(k->r + i) % P] + own;
-            fo_add(to, from, ROWS * C, k->c.wire, k->compute);
-        }
-        int last = (k->r + P - 1) % P;
-        parts[0] = partial[last < k->r ? last : k->r] + own;
-        parts[1] = partial[last < k->r ? k->r : last] + own;
-        nparts = 2;
-    }
-    fo_accumulate(out, parts, residual, NULL, ROWS, C, nparts, k->c.wire, k->compute);
 }
 
 static void test_attention_forward(Rank* k, int zigzag, int query_split) {
