@@ -51,6 +51,7 @@ void fo_overlap_reset(FoOverlap* o) {
 }
 
 void fo_overlap_mark(FoOverlap* o) {
+    if (o->plan.mode == FO_NONE) { return; } // the plain collective starts when it is called
     fo_event_record(o->ready, o->compute);
     o->marked = 1;
 }

@@ -50,7 +50,7 @@ void fo_overlap_destroy(FoOverlap* o);
 void fo_overlap_reset(FoOverlap* o);
 
 // o's next communication depends on nothing that is queued on the compute stream after this call. Without it,
-// that communication waits for all that is queued when it is called.
+// that communication waits for all that is queued when it is called, as in mode none it always does.
 void fo_overlap_mark(FoOverlap* o);
 
 /* fo_allgather_run -- every rank's rows arrive in `all`, and fn computes on them chunk by chunk: own first,

@@ -146,8 +146,10 @@ typedef struct {
     FoStream *compute, *comm[NGROUPS];
     FoGroup *world, *group[NGROUPS], *dp, *seq; // dp: the same u and t; seq: the same d
     FoOverlap* o[NSITES];
-    Sent sent[NSITES + 1]; // by operation, D3 last: up to the last gpt_take_times
-    FoOverlap** d3;        // [L+1]: wte, and the matrices of each layer, on their way back
+    // by operation, D3 last, since the start: up to the last gpt_take_times
+    Sent sent[NSITES + 1];
+    double exposed_ms[NSITES + 1], comm_ms[NSITES + 1];
+    FoOverlap** d3; // [L+1]: wte, and the matrices of each layer, on their way back
     FoStaging staging, grad_staging, vector_staging;
     FoReducer reducer;
     FoGradSlot wte_slot;
