@@ -23,7 +23,7 @@ NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
 NEUTRAL := $(wildcard flashoverlap/*.c train/*.c data/*.c)
 LIB     := $(NEUTRAL:%=$(B)/%.o) $(patsubst %,$(B)/%.o,$(filter-out $(NO_MPI),$(wildcard flashoverlap/cpu/*.c)))
 TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) $(B)/test_gpt $(B)/dev/test/test_generate
-SCRIPTS := $(filter-out dev/test/run.sh,$(wildcard dev/test/*.sh dev/test/*.py))
+SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py,$(wildcard dev/test/*.sh dev/test/*.py))
 BENCHES := $(patsubst %.c,$(B)/%,$(wildcard dev/bench/*.c))
 
 ifeq ($(MPI),1)

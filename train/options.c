@@ -332,9 +332,10 @@ static int mesh_check(TrainOptions* o, char err[TRAIN_ERR]) {
     if (o->dp == 0) {
         if (world == 1) { world = share; }
         if (world % share != 0) {
-            return train_error(err, "%d %s: --up %d * --tp %d do not divide them; want %d or %d", world,
-                               o->world ? "ranks" : "processes were started", o->up, o->tp,
-                               world / share * share, (world / share + 1) * share);
+            const int above = (world / share + 1) * share, below = world / share * share;
+            return train_error(err, "%d %s, which --up %d * --tp %d = %d ranks do not divide; want %d", world,
+                               o->world ? "ranks" : "processes were started", o->up, o->tp, share,
+                               below ? below : above);
         }
         o->dp = world / share;
     }

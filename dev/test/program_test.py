@@ -1,183 +1,13 @@
 #!/usr/bin/python3
 """Runs the program itself, as a user would: the same files from every mode, transport and run; stop and resume; the
 formats; each line of bad input; killed ranks; odd sizes. Every run has a time limit, so a hang is a failed check.
-B is the folder of the build, everything else lies in a temporary folder; ONLY=resume runs test_resume alone.
+ONLY=resume runs test_resume alone. Meshes of up and dp: mesh_test.py.
 """
 
-import array, concurrent.futures, hashlib, os, re, resource, shutil, signal, struct, subprocess, sys, tempfile
-import threading, time
+import array, os, re, shutil, signal, struct, subprocess, time
 
-os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
-
-PROGRAM = os.path.abspath(os.path.join(os.environ.get("B", "build/cpu-BF16-mpi"), "train_gpt"))
-MPI = "-mpi" in os.path.dirname(PROGRAM)
-MODEL = "L=1,C=32,NH=4,V=256,maxT=64"
-# no measuring of link and peak at start: it takes longer than these runs
-QUICK = ["--link", "1000,0", "--pace", "1000"]
-os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-passed = failed = 0
-lock = threading.Lock()
-pool = concurrent.futures.ThreadPoolExecutor(2)
-
-
-def check(ok, what):
-    global passed, failed
-    with lock:
-        passed, failed = passed + bool(ok), failed + (not ok)
-        if not ok:
-            print(f"program_test.py: failed: {what}", file=sys.stderr, flush=True)
-
-
-class Run:
-    """A run of the program, started; wait() ends it. On `np` processes of mpirun, or one."""
-
-    def __init__(self, *args, np=0, most_file=None, quick=True, command=None):
-        own = [PROGRAM, *map(str, args), *(QUICK if quick else [])]
-        self.args = command or (["mpirun", "--oversubscribe", "-np", str(np)] if np else []) + own
-        self.name = " ".join(a for a in self.args if a not in QUICK)[-300:]
-        limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_file, most_file))) if most_file else None
-        self.files = [tempfile.TemporaryFile(dir=tmp) for _ in range(2)]
-        self.process = subprocess.Popen(self.args, cwd=tmp, stdin=subprocess.DEVNULL, stdout=self.files[0],
-                                        stderr=self.files[1], start_new_session=True, preexec_fn=limit)
-        self.start = time.time()
-
-    def text(self, i):
-        return os.pread(self.files[i].fileno(), 1 << 22, 0).decode(errors="replace")
-
-    def wait(self, limit=60):
-        end, self.rc = self.start + limit, None
-        while self.rc is None and time.time() < end:
-            time.sleep(0.005)
-            pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
-            if pid:
-                self.rc = self.process.returncode = os.waitstatus_to_exitcode(status)
-                self.peak_mib = usage.ru_maxrss / 1024
-        self.seconds = time.time() - self.start
-        check(self.rc is not None, f"no end within {limit} s: {self.name}")
-        if self.rc is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self.out, self.err = self.text(0), self.text(1)
-        for f in self.files:
-            f.close()
-        return self
-
-    def wait_for(self, what, limit=60):
-        """Waits until the program has printed it."""
-        end = time.time() + limit
-        while what not in self.text(0) and time.time() < end and not self.ended():
-            time.sleep(0.002)
-        check(what in self.text(0), f"'{what}' is printed: {self.name}: {self.text(1)}")
-
-    def ended(self):
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def ranks(self):
-        """The processes that mpirun started."""
-        with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as f:
-            return [int(pid) for pid in f.read().split()]
-
-
-def data(train="a_train*", val="a_val*"):
-    return ["-i", train, "-j", val]
-
-
-def train(*args, model=MODEL, **how):
-    """Trains without validation and samples, unless args say so."""
-    args = list(args)
-    for flag, value in (("-v", 0), ("-s", 0), ("-b", 4), ("-t", 16)):
-        if flag not in args:
-            args += [flag, value]
-    return Run(*([] if "-i" in args else data()), "-e", model, *args, **how)
-
-
-def succeeds(run, limit=60):
-    run.wait(limit)
-    check(run.rc == 0, f"exit status {run.rc}: {run.name}: {run.err}")
-    return run
-
-
-def listing(folder):
-    """{file: digest} of what is in a folder; main.log, which has times, by its steps alone."""
-    files = {}
-    if not os.path.isdir(f"{tmp}/{folder}"):
-        return files
-    for name in sorted(os.listdir(f"{tmp}/{folder}")):
-        with open(f"{tmp}/{folder}/{name}", "rb") as f:
-            files[name] = hashlib.sha1(f.read()).hexdigest()
-    return files
-
-
-def same(a, b, what):
-    """Two folders hold the same checkpoints, and there are some."""
-    a, b = listing(a), listing(b)
-    for files in (a, b):
-        files.pop("main.log", None)
-    check(a == b and a, f"{what}: the same files\n  {a}\n  {b}")
-
-
-def losses(folder):
-    with open(f"{tmp}/{folder}/main.log") as f:
-        return [float(x) for x in re.findall(r"trl:(\S+)", f.read())]
-
-
-def close(a, b, tolerance, what):
-    check(len(a) == len(b) > 0 and all(abs(x - y) <= tolerance for x, y in zip(a, b)), f"{what}: {a} {b}")
-
-
-def at_once(*jobs):
-    """Runs functions, two at a time, and hands on what they raise."""
-    for job in [pool.submit(job) for job in jobs]:
-        job.result()
-
-
-def steps(folder):
-    return [int(f[5:]) for f in sorted(os.listdir(f"{tmp}/{folder}")) if f.startswith("DONE_")]
-
-
-def read(name):
-    with open(f"{tmp}/{name}", "rb") as f:
-        return f.read()
-
-
-def write(name, *parts):
-    with open(f"{tmp}/{name}", "wb") as f:
-        f.write(b"".join(parts))
-    return name
-
-
-def words(raw, **changes):
-    """A file's bytes with some words of its header, w0=..., changed."""
-    raw = bytearray(raw)
-    for name, value in changes.items():
-        struct.pack_into("<i", raw, 4 * int(name[1:]), value)
-    return bytes(raw)
-
-
-def shard(name, tokens, wide=False):
-    head = struct.pack("<256i", *((20240801, 7) if wide else (20240520, 1)), len(tokens), *[0] * 253)
-    return write(name, head, array.array("I" if wide else "H", tokens).tobytes())
-
-
-# ---- data --------------------------------------------------------------------------------------------------
-def prepare(name, text, *options):
-    write(f"{name}.txt", text)
-    subprocess.run([sys.executable, "data/prepare_text.py", f"{tmp}/{name}.txt", "--out", tmp, "--name", name,
-                    *options], check=True, stdout=subprocess.DEVNULL)
-
-
-def make_data():
-    state, parts = 1, []
-    nouns = "king queen sword crown night day ghost fool ship storm letter garden".split()
-    verbs = "sees loves fears hides finds takes breaks calls".split()
-    for _ in range(600):
-        state = state * 1103515245 + 12345 & 0x7fffffff
-        noun, verb, other = nouns[state >> 8 & 7], verbs[state >> 12 & 7], nouns[state >> 16 & 7]
-        parts.append(f"The {noun} {verb} the {other}.\n")
-    text = "".join(parts).encode()
-    prepare("a", text)
-    prepare("wide", text, "--uint32")
-    prepare("many", text[:4000], "--shard-tokens", "700")  # an epoch is a few steps
+from program import (MODEL, MPI, PROGRAM, QUICK, Run, at_once, check, close, data, listing, listing_names, losses, main,
+                     read, refused, same, shard, steps, succeeds, tmp, train, words, write)
 
 
 def make_models():
@@ -317,10 +147,6 @@ def stopped_while_writing():
     succeeds(train("-x", done[-1] + 1, "-y", 1, "-b", 1, "-o", "writing", model=model))
 
 
-def listing_names(folder):
-    return os.listdir(f"{tmp}/{folder}") if os.path.isdir(f"{tmp}/{folder}") else []
-
-
 def stopped_early():
     """In the first step, while it validates, while it writes text: it still ends as it should."""
     run = train("-x", 1000000, "-v", 1, "-m", -1, "-s", 1, "-g", 64, "-o", "early")
@@ -409,24 +235,6 @@ def test_dry_run():
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------
-def refused(says, *args, model=MODEL, folder="bad", left=(), np=0, **how):
-    """One line on stderr that says all this, exit status 1, and nothing new in the output folder."""
-    folder = folder if "-o" in args else f"{folder}{abs(hash((says, args, model)))}"
-    before = listing(folder)
-    run = train(*args, *([] if "-o" in args else ["-o", folder]), model=model, np=np, **how).wait(40)
-    lines = run.err.splitlines()
-    if np:
-        lines = [x for x in lines if says.split("|")[0] in x]
-    check(run.rc != 0 and run.rc is not None, f"exit status {run.rc}: {run.name}")
-    check(len(lines) == 1, f"one line: {run.name}: {run.err}")
-    for part in says.split("|"):
-        check(part in run.err, f"'{part}' is said: {run.name}: {run.err}")
-    check("*.c:" not in run.err and not re.search(r"\.cu?:\d+ ", run.err), f"a user's error: {run.err}")
-    after = {f: d for f, d in listing(folder).items() if f not in left}
-    check(after == {f: d for f, d in before.items() if f not in left}, f"nothing is left: {run.name}: {after}")
-    return run
-
-
 def damaged(raw, kind):
     """(what is said, bytes) of one kind of damage after the other; raw is sound and of this kind."""
     yield "is empty", b""
@@ -475,7 +283,7 @@ def bad_files():
             succeeds(train("-x", 1, "-s", 1, "--tokenizer", name))  # without a prompt it is not needed
     ascii = read("a_tokenizer.bin")[:1024] + b"".join(b"\2%c%c" % (i, i) for i in range(1, 257) if i < 256) + b"\1a"
     refused("the prompt has a byte", "--tokenizer", write("odd.bin", ascii), "--prompt", "b")
-    refused("the prompt has 10 tokens", "--tokenizer", "a_tokenizer.bin", "--prompt", "0123456789", "-g", 10)
+    refused("10 tokens", "--tokenizer", "a_tokenizer.bin", "--prompt", "0123456789", "-g", 10)
     refused("256 tokens|V=200", "--tokenizer", "a_tokenizer.bin", "--prompt", "x",
             model="L=1,C=32,NH=4,V=200,maxT=64")
 
@@ -530,7 +338,7 @@ def bad_options():
                         ("--overlap 'slice'", "--overlap", "slice"), ("'flash:0'", "--overlap", "flash:0"),
                         ("'flush'", "--overlap", "flush"), ("--wire 'fp8'", "--wire", "fp8"),
                         ("--topology 'torus'|ring", "--topology", "torus"), ("--sp '2'", "--sp", 2),
-                        ("-z is an option of llm.c", "-z", 1), ("'train'", "train"), ("-k", "-k", "sine"),
+                        ("-w is an option of llm.c", "-w", 1), ("'train'", "train"), ("-k", "-k", "sine"),
                         ("--seed", "--seed", "0x10"), ("--dry-run takes no value", "--dry-run=1"),
                         ("-y|--out", "-y", 1), ("--checkpoint-every|--out", "-n", 1)):
         run = Run(*args, quick=False).wait()
@@ -590,8 +398,8 @@ def not_a_number():
 def test_bad_input():
     at_once(bad_files, bad_state, bad_sizes, bad_options, bad_folders, disk_full, not_a_number)
     if MPI:
-        refused("asked for 4 ranks|2 processes", "--tp", 4, np=2)
-        refused("asked for 2 ranks|4 processes", "--tp", 2, np=4)
+        refused("2 processes were started|--tp 4|want 4", "--tp", 4, np=2)
+        refused("asked for 2 ranks|4 processes", "--dp", 1, "--tp", 2, np=4)
         refused("unknown option|-xq", "--tp", 2, "-xq", 1, np=2)
         refused("nothere.bin|No such file", "--tp", 2, np=2, model="nothere.bin")
 
@@ -684,24 +492,4 @@ def test_odd():
         check(run.rc in (0, 1) and (run.rc == 0 or run.err.count("\n") == 1), f"{run.rc} {run.err}")
 
 
-def main():
-    if not os.path.exists(PROGRAM):
-        print(f"program_test.py: {PROGRAM} is missing: make", file=sys.stderr)
-        return 1
-    make_data()
-    make_models()
-    only = os.environ.get("ONLY", "")
-    for test in (test_new_weights, test_modes, test_ranks, test_formats, test_resume, test_bad_input, test_killed,
-                 test_odd, test_dry_run):
-        start = time.time()
-        if only in test.__name__:
-            test()
-            print(f"{test.__name__}: {time.time() - start:.0f} s", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    return failed != 0 or passed == 0
-
-
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-with tempfile.TemporaryDirectory() as tmp:
-    status = main()
-sys.exit(status)
+main((test_new_weights, test_modes, test_ranks, test_formats, test_resume, test_bad_input, test_killed, test_odd, test_dry_run), make_models)

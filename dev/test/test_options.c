@@ -297,7 +297,7 @@ static const char* const bad_lines[][3] = {
     {"--dry-run --dp 1024 --tp 2", "make 2048 ranks", "1024 at most"},
     {"--world 8", "--world 8 is for --dry-run", "--dp * --up * --tp"},
     {"--dry-run --world 8 --dp 3 --up 2", "make 6 ranks", "not --world 8"},
-    {"--dry-run --world 1000 --up 3 --tp 2", "1000 ranks: --up 3 * --tp 2", "want 996 or 1002"},
+    {"--dry-run --world 1000 --up 3 --tp 2", "1000 ranks, which --up 3 * --tp 2 = 6", "want 996"},
     {"-b 2 -t 8 --dp 2 -d 16", "--total-batch 16", "= 32 tokens; want 32"},
     {"--prompt a --prompt-file b", "--prompt and --prompt-file", "want one"},
     {"-w 1", "-w is an option of llm.c", "--help"},
