@@ -306,8 +306,7 @@ static void walk_start(Walk* w, const DataLoader* dl, int rank, size_t epoch) {
     w->epoch = epoch;
 }
 
-// the loader takes over a walk of its own process, which is then empty; nothing has changed if the shard cannot
-// be opened
+// the loader takes over a walk of its own process; if the shard cannot be opened, nothing has changed
 static int follow(DataLoader* dl, Walk* w, size_t sample_idx, char* err) {
     const char* path = dl->shard[w->shards[w->shard_idx]].path;
     FILE* f = fopen(path, "rb");

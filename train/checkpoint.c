@@ -222,8 +222,8 @@ static size_t block_most(const Tensors* ts, size_t nbytes) {
     return most;
 }
 
-// the boxes of a block that a rank holds, offsets counted in its arena (of tables with the cuts of ts, its own
-// alone); returns their number
+// the boxes of a block that a rank holds; returns their number.
+// Of ts' own rank, offsets are those in its arena
 static int block_boxes(const Tensors* ts, const Block* b, int t, int shard,
                        TensorBox boxes[TENSOR_MAX_BOXES]) {
     const Tensor* x = &ts->t[b->tensor];
@@ -268,8 +268,8 @@ static void convert(char* to, FoDtype to_type, const char* from, FoDtype from_ty
 }
 
 // ---- reading arrays ---------------------------------------------------------------------------------------
-// An array of all parameters in nfiles files, from byte `at` of each on: file k has of each layer of each tensor
-// the k-th of nfiles equal parts, as llm.c's ZeRO cuts them. One file has all.
+// An array of all parameters in nfiles files, from byte `at` of each on: file k has of each layer of each
+// tensor the k-th of nfiles equal parts, as llm.c's ZeRO cuts them. One file has all.
 typedef struct {
     In* in; // [nfiles]
     int nfiles;
@@ -461,9 +461,9 @@ static void write_block(Out* out, const Tensors* ts, const Block* b, int nsource
 /* write_arena -- all ranks' arenas, device memory, elements of nbytes -> whole tensors, written by rank 0.
  *
  * World rank w is tp rank w % tp of replica w / tp. Ranks go through the blocks together; of each the first
- * ones send what they hold to rank 0: of a tensor that replicas share all of them, else the first replica, and
- * of one that tp does not cut, rank 0 has it. If writing fails they go on to the end all the same: that is the
- * one place where all of them can learn it (out_agree).
+ * ones send what they hold to rank 0: of a tensor that replicas share all of them, else the first replica;
+ * of one that tp does not cut, rank 0 has it. If writing fails they go on to the end all the same: that is
+ * the one place where all of them can learn it (out_agree).
  */
 static void write_arena(Out* out, const Tensors* ts, const void* arena, size_t nbytes, FoGroup* g,
                         FoStream* s) {

@@ -4,9 +4,10 @@
  *   OUT/state_%08d.bin  what a resume needs beside it: m, v, fp32 masters, place in the data, scalars
  *   OUT/DONE_%08d       empty; written last: both are complete
  *
- * Formats: doc/formats.md. Files hold whole tensors: the same bytes whatever mesh wrote them, and any reads
- * them. ts, os: a rank's tables (tensors.h) of its whole parts, and of what it holds of the optimizer's arrays. A file is written under another name and renamed when every byte is on disk, so an older one survives
- * a full disk. Errors are the user's: -1 with one line in err. Tests: dev/test/test_train.c.
+ * Formats: doc/formats.md. Files hold whole tensors: the same bytes whatever mesh wrote them, and any mesh
+ * reads them. ts, os: a rank's tables (tensors.h), of its whole parts and of what it holds of the optimizer's
+ * arrays. A file is written under another name and renamed when every byte is on disk, so an older one
+ * survives a full disk. Errors are the user's: -1 with one line in err. Tests: dev/test/test_checkpoint.c.
  */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
@@ -36,8 +37,8 @@ int checkpoint_read_header(const char* path, GPTConfig* c, int* version, char er
 
 /* checkpoint_read_model -- this rank's parts of a model file, version 3 or 5.
  *
- * params   rounded, [ts->nelem]; NULL: none. master: fp32, [os->nelem]; NULL: none. Device memory, which s has
- *          passed on return; or host memory, where s is NULL. Gaps between tensors become 0. In an FP32 build
+ * params   rounded, [ts->nelem]; NULL: none. master: fp32, [os->nelem]; NULL: none. Device memory, which s
+ *          has passed on return; or host memory, where s is NULL. Gaps between tensors become 0. In an FP32 build
  *          the two may be the same memory if ts and os are of the same cuts
  * Ranks    read on their own, block by block: no rank holds a whole tensor. The file's sizes must be those
  *          of ts and os.
@@ -98,10 +99,10 @@ typedef struct {
  *
  * As checkpoint_read_state; any mesh may take over from any number of llm.c's ranks. Without masters (-w 0)
  * they are the model file's values.
- * Note     err says what is lost: with shuffled data, the epoch. Otherwise it is empty. dataloader_seek goes to
- *          the position (rank 0, epoch 0), with llm.c's -b, -t and number of ranks the very one.
- * Errors   -1, one line that names the file: of a rank, and missing; truncated; of another step, rank, number of
- *          ranks; of another model.
+ * Note     err says what is lost: with shuffled data, the epoch. Otherwise it is empty. dataloader_seek goes
+ *          to the position (rank 0, epoch 0): with llm.c's -b, -t and number of ranks the very one.
+ * Errors   -1, one line that names the file: of a rank, and missing; truncated; of another step, rank, number
+ *          of ranks; of another model.
  */
 int checkpoint_import_llmc(const char* dir, int step, LlmcPosition* position, const Tensors* ts,
                            floatX* params, const Tensors* os, float* m, float* v, float* master, FoStream* s,
@@ -122,7 +123,8 @@ void checkpoint_done_path(char path[CHECKPOINT_PATH], const char* dir, int step)
 int checkpoint_write_done(const char* dir, int step, char err[TRAIN_ERR]);
 
 /* checkpoint_find -- the newest step that has a DONE file, a model and a state file (or those of llm.c's
- * ranks), all sound as far as headers and lengths tell. -1: none. err says which were passed over, and why; else it is empty.
+ * ranks), all sound as far as headers and lengths tell. -1: none. err says which were passed over, and why;
+ * else it is empty.
  */
 int checkpoint_find(const char* dir, char err[TRAIN_ERR]);
 

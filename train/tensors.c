@@ -1,7 +1,7 @@
 /* tensors.c -- the parameter table of a GPT, and which part of each tensor a rank holds. See tensors.h.
  *
- * Everything follows from unit_boxes, which lists the rows of a unit as a tp rank holds them whole; a shard is
- * a range of these rows.
+ * Everything follows from unit_boxes, which lists the rows of a unit as a tp rank holds them whole; a shard
+ * is a range of these rows.
  */
 #include "train/tensors.h"
 

@@ -1,5 +1,5 @@
-/* test_checkpoint.c -- models, optimizer states and new weights, written by any mesh and read by any other; llm.c's
- * states; the output folder; what is wrong with a file.
+/* test_checkpoint.c -- models, optimizer states and new weights, written by any mesh and read by any other;
+ * llm.c's states; the output folder; what is wrong with a file.
  *
  * Ranks are threads. Elements are numbered, so that each can only have come from its own place.
  */
