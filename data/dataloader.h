@@ -80,7 +80,7 @@ int dataloader_seek(DataLoader* dl, int rank, size_t epoch, size_t shard_idx, si
  *
  * Layout   doc/formats.md.
  * Note     With another B*T*num_processes a sample is another piece of a shard: restore goes to as many
- *          tokens of the shard, rounded down to a sample, returns 0 and says so in err. Otherwise err is empty.
+ *          tokens of the shard, rounded down to a sample, returns 0 and says so in err, which else is empty.
  * Errors   restore: -1 with err when the bytes are not a position, or are that of other data or another
  *          should_shuffle; dl stands where it stood.
  */

@@ -38,8 +38,8 @@ int checkpoint_read_header(const char* path, GPTConfig* c, int* version, char er
 /* checkpoint_read_model -- this rank's parts of a model file, version 3 or 5.
  *
  * params   rounded, [ts->nelem]; NULL: none. master: fp32, [os->nelem]; NULL: none. Device memory, which s
- *          has passed on return; or host memory, where s is NULL. Gaps between tensors become 0. In an FP32 build
- *          the two may be the same memory if ts and os are of the same cuts
+ *          has passed on return; or host memory, where s is NULL. Gaps between tensors become 0. In an FP32
+ *          build the two may be the same memory if ts and os are of the same cuts
  * Ranks    read on their own, block by block: no rank holds a whole tensor. The file's sizes must be those
  *          of ts and os.
  */

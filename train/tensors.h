@@ -86,8 +86,8 @@ static inline size_t tensor_local(const Tensor* t) {
 /* TensorUnit -- a dense [rows, cols] piece of one layer, whose rows replicas share evenly (fo_cut).
  *
  * wte, fcw, fcprojw, all vectors: one unit. With up 1 also qkvw (q, k, v of all heads) and attprojw. Else,
- * for head groups j = 0 ... up-1: attprojw's columns of group j; qkvw's rows of q of group j, then (a unit of its
- * own) those of its k and v. qkvb is one unit in qkvw's order.
+ * for head groups j = 0 ... up-1: attprojw's columns of group j; qkvw's rows of q of group j, then (a unit of
+ * its own) those of its k and v. qkvb is one unit in qkvw's order.
  */
 typedef struct {
     size_t offset;            // in the layer's memory in this table, elements

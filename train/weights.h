@@ -14,8 +14,8 @@ extern "C" {
 /* weights_random -- this rank's parts of new weights.
  *
  * params   rounded, [ts->nelem]; NULL: none. master: fp32, [os->nelem]; NULL: none. Device memory, zeros:
- *          what is not drawn (biases, padding rows of wte) stays as it is. In an FP32 build the two may be the
- *          same memory if ts and os are of the same cuts
+ *          what is not drawn (biases, padding rows of wte) stays as it is. In an FP32 build the two may be
+ *          the same memory if ts and os are of the same cuts
  * s        has passed all of it on return
  *
  * Normal values of deviation 0.02, of 0.02 / sqrt(2L) in the two projections back to the residual stream;
