@@ -137,10 +137,11 @@ static void carve_used(GPT* g, size_t N, size_t Nt, size_t n, FoDtype wire) {
 static void carve_grads(GPT* g) {
     GPTActs* a = &g->acts;
     size_t rp = (size_t)g->mesh.rp, C = (size_t)g->config.C, most = 0, most_own = 0;
-    CARVE(&g->grad_staging.received, gpt_replicated(g), float);
+    size_t tp = (size_t)g->mesh.tp;
+    CARVE(&g->grad_staging.received, gpt_replicated(g) / tp * (tp - 1), float);
     CARVE(&a->vectors, gpt_vectors(g), float);
     if (rp == 1) { return; }
-    CARVE(&g->vector_staging.received, gpt_vectors(g), float);
+    CARVE(&g->vector_staging.received, gpt_vectors(g) / rp * (rp - 1), float);
     for (int i = WTE + 1; i < NTENSORS; i++) {
         for (int j = 0; g->ts.t[i].sharded && j < tensor_nunits(&g->ts, i); j++) {
             TensorUnit u = tensor_unit(&g->ts, i, j);

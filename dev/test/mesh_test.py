@@ -133,7 +133,7 @@ class Formulas:
     """Bytes and messages that rank `rank` sends in a step, operation by operation: DESIGN.md section 5 with this
     program's wires (bf16 activations and partial sums, fp32 gradients)."""
 
-    def __init__(self, mesh, rank, L, C, NH, V, maxT, B, tokens, accum=1, m=1, zero=0, gathers=True):
+    def __init__(self, mesh, rank, L, C, NH, V, maxT, B, tokens, accum=1, m=1, zero=0, recompute=1):
         self.sent = {}
         dp, up, tp = mesh
         t, p = rank % tp, rank // tp
@@ -146,15 +146,17 @@ class Formulas:
         Ca, Cu, F, Vl = heads * hs, widths[u], part(4 * C, tp, t), part(Vp, tp, t)
         layers = L * accum
         shards = (tp - 1) * n
+        # -r 3 computes all layers but the last once more; then there is nothing to gather again
+        forward = layers + (L - 1) * accum * (recompute == 3)
         for op in ("F1", "F2", "F3", "F4", "B1", "B2", "B3", "B4", "B5", "B6"):
-            if gathers or op not in ("B2", "B5"):
-                self.add(op, layers * shards * C * 2, layers * (tp - 1) * m)
+            times = forward if op in ("F1", "F2", "F3") else layers * (recompute != 3 or op not in ("B2", "B5"))
+            self.add(op, times * shards * C * 2, times * (tp - 1) * m)
         self.add("H1", accum * shards * C * 2)
         self.add("H2", accum * (tp - 1) * Nt * 12)
         self.add("H3", accum * shards * C * 2)
         # all-to-alls: what others have of mine, or mine of theirs
-        self.add("U1", layers * Nt * 3 * (Ca - Cu) * 2)
-        self.add("U2", layers * (up - 1) * Nt * Cu * 2)
+        self.add("U1", forward * Nt * 3 * (Ca - Cu) * 2)
+        self.add("U2", forward * (up - 1) * Nt * Cu * 2)
         self.add("U3", layers * Nt * (Ca - Cu) * 2)
         self.add("U4 dk dv", layers * (up - 1) * Nt * 2 * Cu * 2, layers * (up - 1))
         self.add("U4 dq", layers * (up - 1) * Nt * Cu * 2, layers * (up - 1))
@@ -240,9 +242,8 @@ def test_formulas():
             run = succeeds(train("-i", "two.bin", "-j", "two.bin", "--dp", mesh[0], "--up", mesh[1], "--tp", mesh[2], "-b",
                                  B, "-t", T, "-d", B * T * mesh[0] * accum, *args, model=MODEL))
         got, m = reported(run.out), int(overlap.split(":")[1]) if ":" in overlap else 1
-        gathers = mesh[2] > 1 and recompute != 3 or mesh[2] == 1
         for rank in range(mesh[0] * mesh[1] * mesh[2]):
-            want = Formulas(mesh, rank, 2, 48, 12, 200, 64, B, tokens, accum, m, zero, gathers).sent
+            want = Formulas(mesh, rank, 2, 48, 12, 200, 64, B, tokens, accum, m, zero, recompute).sent
             for op, (nbytes, nmessages) in want.items():
                 if op in ("E1", "E2") or (op == "D2 rows" and accum > 1 and zero == 2):
                     nbytes *= accum
@@ -251,7 +252,8 @@ def test_formulas():
                 if op in got:
                     check(got[op][rank][0] == nbytes, f"{where}: {got[op][rank][0]} bytes, formula {nbytes}")
                     check(nmessages in (None, got[op][rank][1]), f"{where}: {got[op][rank][1]} messages, {nmessages}")
-            check(set(got) <= set(want), f"no other operation: {set(got) - set(want)}")
+            extra = [op for op in got if op not in want and got[op][rank] != (0, 0)]
+            check(not extra, f"{mesh}: operations without a formula: {extra}")
 
     at_once(*(lambda c=c: one(*c) for c in cases))
 
@@ -268,15 +270,15 @@ def dry(*args, model="L=8,C=256,NH=8,V=4096,maxT=16384"):
 def test_memory():
     """up and recomputation give memory back; a long sequence trains; 1,024 ranks are planned in seconds."""
     long = ["-b", 1, "-t", 16384]
-    by_up = [max(activations(dry(*long, "--up", up))) for up in (1, 2, 4, 8)]
-    for i in (1, 2, 3):
+    by_up = [max(activations(dry(*long, "--up", up, model="L=24,C=256,NH=8,V=4096,maxT=16384"))) for up in (1, 2, 4)]
+    for i in (1, 2):  # what is left beside 1/up: gradients of positions on their way
         ratio = by_up[i] * 2 ** i / by_up[0]
-        check(0.8 < ratio < 1.35, f"activations at up {2 ** i}: {by_up}")
+        check(0.8 < ratio < 1.3, f"activations at up {2 ** i}: {by_up}")
     by_level = [max(activations(dry("-b", 4, "-t", 1024, "-r", r, "--tp", 2))) for r in (0, 1, 2, 3)]
     check(by_level == sorted(by_level, reverse=True) and by_level[3] < 0.5 * by_level[0], f"-r 0 to 3: {by_level}")
     optimizer = []
     for zero in (0, 1, 2):
-        text = dry("-b", 1, "-t", 256, "--dp", 4, "-z", zero).out
+        text = dry("-b", 1, "-t", 256, "--dp", 4, "-z", zero, model="L=8,C=256,NH=8,V=4096,maxT=256").out
         optimizer.append([int(x) for x in re.search(r"rank 0: .* (\d+) MiB for gr.* (\d+) MiB for Adam", text).groups()])
     check(optimizer[1][1] * 3.6 < optimizer[0][1] and optimizer[1][0] == optimizer[0][0], f"ZeRO 1: {optimizer}")
     check(optimizer[2][0] * 3 < optimizer[0][0] and optimizer[2][1] == optimizer[1][1], f"ZeRO 2: {optimizer}")
