@@ -425,6 +425,25 @@ static void test_layers(Rank* k, int m_up) {
 }
 
 // ---- who waits --------------------------------------------------------------------------------------------
+// calls of attention so far
+static long nattention(Rank* k) {
+    FoOpTime times[FO_MAX_OP_NAMES];
+    long ncalls = 0;
+    fo_stream_sync(k->compute);
+    int n = fo__op_times(k->compute, times);
+    for (int i = 0; i < n; i++) {
+        ncalls += strcmp(times[i].name, "attention_forward_op") == 0 ? times[i].ncalls : 0;
+    }
+    return ncalls;
+}
+
+// Attention of other ranks' queries goes by chunks of its pushes; that of the own, in mode flash, by those of F2.
+static long want_attention(const Layer* x) {
+    const FoPlan *up = &x->o[U2]->plan, *tp = &x->o[F2]->plan;
+    if (up->mode == FO_FLASH || up->P == 1) { return (up->P - 1) * up->m + tp->P * tp->m; }
+    return up->P * up->m;
+}
+
 /* The up group's communication of each rank stands at a gate. What follows U1 and U2 on the compute stream
  * stands with it. What follows U3 and U4 goes on, but in mode none.
  */
@@ -432,7 +451,7 @@ static void test_who_waits(Rank* k) {
     Layer x = layer_open(k, k->c.m);
     for (int i = 0; i < 4; i++) {
         Gate held = {0}, behind = {1, 0, 0};
-        fo_stream_sync(k->compute);
+        long before = nattention(k);
         fo_group_barrier(k->up);
         queue_gate(k->up_comm, &held);
         if (i == 0) {
@@ -463,6 +482,7 @@ static void test_who_waits(Rank* k) {
         fo_stream_sync(k->up_comm);
         fo_stream_sync(k->comm);
         CHECK(!is_set(&held.late));
+        CHECK(nattention(k) - before == (i == 1 ? want_attention(&x) : 0));
     }
     layer_close(&x);
 }

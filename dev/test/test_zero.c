@@ -56,6 +56,7 @@ typedef struct {
     FoGradSlot head;
     FoOverlap *o[3], *back[2];            // back: of the gradients 0 ... 2, and of the others
     float *grad[NGRADS], *before[NGRADS]; // [rows, cols], ZeRO 2: [own rows, cols]
+    float* head_grad;                     // ZeRO 2: where the first is computed, in two slices of tokens
     floatX *dout, *inp;                   // of one after the other
     floatX* src[STEPS][MICRO][NGRADS][2];
     float* got[STEPS][NGRADS];
@@ -79,7 +80,12 @@ static void grads_open(Grads* x, Rank* k, int zero) {
         x->o[i] = overlap_up(k, "D1", FO_REDUCESCATTER, k->c.m);
         slots[i]->o = x->o[i];
         slots[i]->received = (float*)poisoned(k, (size_t)(k->U - 1) * most * sizeof(float));
-        if (zero == 2) { slots[i]->temp = (float*)poisoned(k, MOST_ROWS * MOST_COLS * sizeof(float)); }
+        float* temp = (float*)poisoned(k, MOST_ROWS * MOST_COLS * sizeof(float));
+        if (i == 0) {
+            x->head_grad = temp;
+        } else if (zero == 2) {
+            slots[i]->temp = temp;
+        }
     }
     for (int i = 0; i < 2; i++) {
         x->back[i] = overlap_up(k, "D3", FO_ALLGATHER, 1);
@@ -128,7 +134,14 @@ static void one_micro(Grads* x, int step, int micro) {
         produce(k, x->dout, x->src[step][micro][grad][0], nbytes * (size_t)OC_);
         produce(k, x->inp, x->src[step][micro][grad][1], nbytes * (size_t)K_);
         rest(k);
-        if (push) {
+        if (grad == 0 && x->zero == 2) {
+            size_t half = TOKENS / 2;
+            if (micro > 0) { queue_poison(k, x->head_grad, sizeof(float) * MOST_ROWS * MOST_COLS); }
+            fo_zero(x->head_grad, (size_t)(OC_ * K_) * sizeof(float), k->compute);
+            fo_matmul_wgrad(x->head_grad, NULL, x->dout, x->inp, half, K_, OC_, k->compute);
+            fo_reducer_wgrad(&x->r, &x->head, x->head_grad, x->grad[0], NULL, x->dout + half * (size_t)OC_,
+                             x->inp + half * (size_t)K_, half, K_, OC_);
+        } else if (push) {
             fo_reducer_wgrad(&x->r, grad == 0 ? &x->head : NULL, x->grad[grad],
                              x->zero == 2 ? x->grad[grad] : NULL, x->zero == 0 ? x->back[grad / 3] : NULL,
                              x->dout, x->inp, TOKENS, K_, OC_);
