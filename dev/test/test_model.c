@@ -147,7 +147,28 @@ static void test_values(void) {
           fo_model_exposed_s(FO_NONE, 1, 1, 20.0, 40.0) == 0.0);
 }
 
+// all-reduces of few bytes: figures that can be done by hand, and where one plan overtakes the other
+static void test_allreduce(void) {
+    CHECK_AT("all-reduce");
+    // 4 ranks, 4000 bytes at 1 GB/s: 3 * 4 us pushed, 2 * 3 * 1 us as shares
+    CHECK(fabs(fo_model_allreduce_s(FO_PUSH, 4, 4000, 1.0, 10.0) - 22e-6) < 1e-15);
+    CHECK(fabs(fo_model_allreduce_s(FO_SCATTER, 4, 4000, 1.0, 10.0) - 26e-6) < 1e-15);
+    // 12 bytes are 3 floats: a share is one
+    CHECK(fabs(fo_model_allreduce_s(FO_SCATTER, 4, 12, 1e-6, 0.0) - 24e-3) < 1e-15);
+    // equal at a latency of 6 us: the push has one exchange less
+    CHECK(fo_model_allreduce(4, 4000, 1.0, 10.0) == FO_PUSH);
+    CHECK(fo_model_allreduce(4, 4000, 1.0, 6.1) == FO_PUSH);
+    CHECK(fo_model_allreduce(4, 4000, 1.0, 5.9) == FO_SCATTER);
+    CHECK(fo_model_allreduce(4, 8000, 1.0, 10.0) == FO_SCATTER);
+    CHECK(fo_model_allreduce(2, 1 << 20, 1.0, 0.0) == FO_PUSH); // two ranks send the same bytes either way
+    CHECK(fo_model_allreduce(1, 4000, 1.0, 10.0) == FO_PUSH &&
+          fo_model_allreduce_s(FO_PUSH, 1, 4, 1, 9) == 0.0);
+    CHECK(fo_model_allreduce(4, 4000, HUGE_VAL, 0.0) == FO_PUSH); // no link
+    CHECK(strcmp(fo_allreduce_name(FO_PUSH), fo_allreduce_name(FO_SCATTER)) != 0);
+}
+
 int main(void) {
+    test_allreduce();
     test_values();
     for (int P = 2; P <= MAX_P; P++) {
         for (int kind = FO_ALLGATHER; kind <= FO_REDUCESCATTER; kind++) {
