@@ -220,6 +220,22 @@ static void test_right(FoDevice* d, FoStream* s, FoLayout l, int NH, int hs, flo
     case_free(d, &c);
 }
 
+/* One key with the score -88.5: to what fills up the keys, whose scores are 0, exp gives infinity, which must
+ * not get anywhere. p is 1, so dq and dk are 0 and dv is dout.
+ */
+static void test_low_score(FoDevice* d, FoStream* s) {
+    Case c = case_make(d, (FoLayout){1, 1, 1, 0}, 1, 1, 1.0f);
+    c.qkv[0] = fo_floatx(-8.0f), c.qkv[1] = fo_floatx(11.0625f), c.qkv[2] = fo_floatx(0.5f);
+    fo_attention_forward(c.out, c.lse, c.qkv, 0, 1, c.l, 1, 1, s);
+    fo_attention_backward(c.dqkv, c.dout, c.qkv, c.out, c.lse, 0, 1, c.l, 1, 1, s);
+    fo_stream_sync(s);
+    CHECK_AT("a low score");
+    CHECK(c.lse[0] == -88.5f && fo_float(c.out[0]) == 0.5f);
+    CHECK(fo_float(c.dqkv[0]) == 0.0f && fo_float(c.dqkv[1]) == 0.0f);
+    CHECK(fo_float(c.dqkv[2]) == fo_float(c.dout[0]));
+    case_free(d, &c);
+}
+
 static void test_shapes(FoDevice* d, FoStream* s) {
     static const int sizes[] = {1, 8, 16, 25, 64, 80, 128, 7};
     static const int lengths[] = {1, 2, 15, 48, 49, 100, 200};
@@ -234,10 +250,10 @@ static void test_shapes(FoDevice* d, FoStream* s) {
     test_right(d, s, (FoLayout){2, 96, 2, 1}, 3, 16, 1.0f);
     test_right(d, s, (FoLayout){1, 240, 3, 1}, 2, 64, 1.0f);
     test_right(d, s, (FoLayout){3, 24, 4, 1}, 1, 25, 1.0f);
+    test_right(d, s, (FoLayout){1, 100, 1, 0}, 1, 64, 12.0f); // scores up to hundreds: one key takes it all
     test_right(d, s, (FoLayout){2, 70, 1, 1}, 3, 7, 1.0f);
     test_right(d, s, (FoLayout){1, 392, 4, 1}, 2, 80, 1.0f);
     test_right(d, s, (FoLayout){4, 33, 4, 0}, 1, 16, 1.0f);
-    test_right(d, s, (FoLayout){1, 100, 1, 0}, 1, 64, 12.0f); // scores up to hundreds: one key takes it all
 }
 
 /* Calls for rows [row, row + cut), in ascending or descending order; before each, all that it must not read
@@ -432,8 +448,9 @@ static int decode_step(FoStream* s, const Case* c, const Decode* e, int* next, i
     return n;
 }
 
-/* Positions from T0 on, one at a time after a prefill, against the oracle and against the forward pass over
- * all: within a rounding of p and one of out each. What the cache should not have got stays NaN.
+/* Positions from T0 on, one at a time after a prefill, against the oracle, and closer against the forward
+ * pass over all, which rounds the same. The outputs are few, and values cancel in them: hence 4 roundings.
+ * What the cache should not have got stays NaN.
  */
 static void test_decode(FoDevice* d, FoStream* s, FoLayout prefilled, int T, int NH, int hs, float size) {
     Case c = case_make(d, (FoLayout){prefilled.B, T, 1, 0}, NH, hs, size);
@@ -460,7 +477,7 @@ static void test_decode(FoDevice* d, FoStream* s, FoLayout prefilled, int T, int
     float* forward = values_of(c.out, n1);
     for (size_t b = 0; b < B; b++) {
         size_t at = (b * (size_t)T + T0) * c.C, n = ((size_t)T - T0) * c.C;
-        CHECK_CLOSE(e.got + at, c.want_out + at, n, tolerance(2.0, (double)size));
+        CHECK_CLOSE(e.got + at, c.want_out + at, n, tolerance(4.0, (double)size));
         CHECK_CLOSE(e.got + at, forward + at, n, tolerance(1.0, (double)size));
     }
     fo_free(d, e.cache), fo_free(d, e.expected), fo_free(d, e.qkv), fo_free(d, e.out), fo_free(d, e.pos);
@@ -523,6 +540,7 @@ int main(void) {
     FoDevice* d = fo_device_open(0, 1);
     FoStream* s = fo_stream_create(d, "test");
     test_shapes(d, s);
+    test_low_score(d, s);
     test_cuts(d, s);
     test_backward_repeats(d, s);
     test_by_keys_repeats(d, s);

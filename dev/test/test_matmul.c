@@ -1,5 +1,5 @@
-/* test_matmul.c -- fo_matmul_forward, dgrad, those two added, and wgrad: right, the same bits however rows are
- * cut, and run to run.
+/* test_matmul.c -- fo_matmul_forward, dgrad, those two added, and wgrad: right, the same bits however rows
+ * are cut, and run to run.
  *
  * The oracle is a plain triple loop in double, below. The cut test compares one call with many: it is the
  * promise of fo_ops.h that overlapped and plain schedules rest on, and the choice of kernels in cpu/matmul.c
