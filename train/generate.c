@@ -371,6 +371,10 @@ static void round_close(Round* r) {
     free(r->logits);
 }
 
+static double rate(size_t ntokens, double seconds) {
+    return seconds > 0.0 ? (double)ntokens / seconds : 0.0;
+}
+
 int generate(Trainer* tr, int (*stopping)(void* gpt)) {
     GPT* g = &tr->gpt;
     const Prompts* p = &tr->prompts;
@@ -396,9 +400,8 @@ int generate(Trainer* tr, int (*stopping)(void* gpt)) {
     if (talks && p->n == 1) { printf("\n---\n"); }
     if (talks && tr->opt->generate) {
         printf("# prefill: %zu tokens in %.1f ms, %.1f tok/s | decode: %zu tokens in %.1f ms, %.1f tok/s\n",
-               speed.prefilled, 1e3 * speed.prefill_s, (double)speed.prefilled / speed.prefill_s,
-               speed.decoded, 1e3 * speed.decode_s,
-               speed.decoded ? (double)speed.decoded / speed.decode_s : 0.0);
+               speed.prefilled, 1e3 * speed.prefill_s, rate(speed.prefilled, speed.prefill_s), speed.decoded,
+               1e3 * speed.decode_s, rate(speed.decoded, speed.decode_s));
     }
     round_close(&r);
     generator_close(&x);

@@ -42,6 +42,7 @@ size_t gpt_grad_matrices(const GPT* g) {
 }
 
 float* gpt_grad(const GPT* g, int tensor, int l) {
+    if (!g->grads) { return NULL; }
     const Tensor *t = &g->ts.t[tensor], *shared = &g->os.t[tensor];
     if (t->sharded && g->zero == 2) { return g->grads + shared->offset + (size_t)l * tensor_local(shared); }
     size_t at = t->sharded ? t->offset : gpt_grad_matrices(g) + t->offset - g->ts.nmatrix;

@@ -188,7 +188,7 @@ int gpt_site_ranks(const GPT* g, int site);
 // the head's slices for Nt rows; m: GPT.head_chunks
 int gpt_head_slices(size_t Nt, int tp, int m);
 const floatX* gpt_weight(const GPT* g, int tensor, int l);
-// of a tensor that all replicas hold whole; in ZeRO 2, of a matrix, this rank's share
+// of a tensor that all replicas hold whole; in ZeRO 2, of a matrix, this rank's share. NULL in inference
 float* gpt_grad(const GPT* g, int tensor, int l);
 // elements of the replicated tensors, rounded up so that tp ranks share them evenly; they stand last
 size_t gpt_replicated(const GPT* g);
