@@ -263,7 +263,7 @@ static void next_logits(Round* r, int prefill) {
         const int n = r->len[b];
         int* padded = r->padded + (size_t)b * (size_t)x->T;
         r->token[b] = n > 0 ? ids[n - 1] : 0;
-        r->pos[b] = n > 0 && n < r->most ? n - 1 : -1;
+        r->pos[b] = n - 1; // of one that has ended, once more
         for (int t = 0; t < x->T && prefill; t++) {
             padded[t] = t < n ? ids[t] : 0;
         }

@@ -8,6 +8,7 @@
 #include "train_gpt.cu"
 #include "dev/test/check.h"
 #include "train/sampler.h"
+#include "train/weights.h"
 
 enum { NPROMPTS = 5, MOST = 20 };
 
@@ -117,6 +118,60 @@ static void logits_body(FoGroup* world, void* arg) {
     close_model(&g);
 }
 
+/* A vocabulary of which the last tp rank has fewer rows than the others, and they are no padding: logits of new
+ * weights are those of one rank.
+ */
+static void uneven_body(FoGroup* world, void* arg) {
+    Case* c = (Case*)arg;
+    enum { NSEQ = 3, T = 4, ROUNDS = 3 };
+    static float first[ROUNDS][NSEQ * 512];
+    float logits[NSEQ * 512];
+    int ids[NSEQ * T * 4] = {0}, len[NSEQ], token[NSEQ], B, padded;
+    GPT g;
+    Generator x;
+    FoDevice* device = fo_device_open(fo_group_rank(world), fo_group_size(world));
+    gpt_open(&g, c->config, &c->opt, world, device);
+    weights_random(&g.ts, g.params, &g.os, g.master, 7, g.compute);
+    fo_require(generator_shape(&g, NSEQ, T, &B, &padded) == NSEQ && padded <= 4 * T, "T=%d", padded);
+    generator_open(&x, &g, B, padded, T + ROUNDS);
+    for (int b = 0; b < NSEQ; b++) {
+        len[b] = T - b;
+        for (int t = 0; t < len[b]; t++) {
+            ids[b * padded + t] = 17 * b + 61 * t;
+        }
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        int pos[NSEQ];
+        for (int b = 0; b < NSEQ; b++) {
+            token[b] = c->config.V - 1 - round - 30 * b;
+            pos[b] = len[b] + round - 1;
+        }
+        if (round == 0) {
+            generator_prefill(&x, logits, ids, len);
+        } else {
+            generator_decode(&x, logits, token, pos);
+        }
+        size_t nelem = NSEQ * (size_t)c->config.V;
+        if (c->opt.tp == 1) { memcpy(first[round], logits, nelem * sizeof(float)); }
+        CHECK_AT("uneven vocabulary, tp %d rank %d round %d", c->opt.tp, fo_group_rank(world), round);
+        CHECK_CLOSE(logits, first[round], nelem, FO_FLOATX == FO_BF16 ? 3e-2 : 1e-5);
+    }
+    generator_close(&x);
+    fo_group_barrier(world);
+    close_model(&g);
+}
+
+static void test_uneven(Case* c) {
+    GPTConfig config = {16, 200, 256, 1, 4, 32};
+    c->config = config;
+    c->opt.batch = 4, c->opt.seq_len = 8;
+    for (int tp = 1; tp <= 4; tp++) { // 3: 86, 85 and 85 rows
+        set_mesh(c, 1, 1, tp);
+        if (tp == 3) { c->opt.seq_len = 12; }
+        fo_ranks_run(tp, uneven_body, c);
+    }
+}
+
 // ---- greedy text ------------------------------------------------------------------------------------------
 // the next token of each sequence by a whole forward pass of all tokens so far, on one rank
 static void uncached_body(FoGroup* world, void* arg) {
@@ -154,11 +209,6 @@ static void uncached_body(FoGroup* world, void* arg) {
     close_model(&g);
 }
 
-static int never(void* gpt) {
-    (void)gpt;
-    return 0;
-}
-
 // what generate prints: token ids, with no tokenizer. world: rank 0's text lands in `said`
 static char said[1 << 16];
 
@@ -175,7 +225,7 @@ static void generate_body(FoGroup* world, void* arg) {
     tr->opt = &t->c->opt, tr->world = world, tr->rank = fo_group_rank(world), tr->prompts = t->prompts;
     tr->nsamples = 1; // the plans are not told
     open_model(t->c, &tr->gpt, world);
-    int status = generate(tr, never);
+    int status = generate(tr, stopping);
     if (tr->rank == 0) { t->status = status; }
     fo_group_barrier(world);
     close_model(&tr->gpt);
@@ -381,6 +431,7 @@ int main(void) {
         test_greedy(&c, names[i]);
         test_sampled(&c, names[i]);
         debugstate_free(&c.ref);
+        if (i == 0) { test_uneven(&c); } // c is made anew
     }
     return check_report();
 }
