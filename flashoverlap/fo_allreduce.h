@@ -1,8 +1,8 @@
 /* fo_allreduce.h -- sums of few bytes, which every rank needs at once: those of a decoded token.
  *
  * There is nothing to hide such a sum under: the next operation needs all of it. What counts is how often it
- * waits for the link's latency, so these are no plans of fo_plan.h, whose exchanges follow each other, but one
- * exchange or two in which all messages leave at once. Which is faster: fo_model_allreduce.
+ * waits for the link's latency, so these are no plans of fo_plan.h, whose exchanges follow each other, but
+ * one exchange or two in which all messages leave at once. Which is faster: fo_model_allreduce.
  */
 #ifndef FO_ALLREDUCE_H
 #define FO_ALLREDUCE_H

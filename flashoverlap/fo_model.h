@@ -35,17 +35,17 @@ double fo_model_collective_s(int P, double shard_s);
  */
 double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double compute_s);
 
-/* FoAllreduce -- how the sum of P ranks' vectors comes to all of them, if it is short (fo_allreduce.h). A ring
- * is none of them: it takes 2(P-1) latencies for the bytes of FO_SCATTER, so it is never faster where each
- * rank can send to each.
+/* FoAllreduce -- how the sum of P ranks' vectors comes to all of them, if it is short (fo_allreduce.h). A
+ * ring is none of them: it takes 2(P-1) latencies for the bytes of FO_SCATTER, so it is never faster where
+ * each rank can send to each.
  */
 typedef enum {
     FO_PUSH,   // everything to everyone
     FO_SCATTER // each rank's share to it, and its sum back to all
 } FoAllreduce;
 
-/* fo_model_allreduce_s -- seconds of an all-reduce of nbytes, on a link that sends one message at a time, while
- * the latencies of several pass at once.
+/* fo_model_allreduce_s -- seconds of an all-reduce of nbytes, on a link that sends one message at a time,
+ * while the latencies of several pass at once.
  *
  *   push      1 latency     (P-1) * nbytes
  *   scatter   2 latencies   2 (P-1) * nbytes/P, shares rounded up to a float

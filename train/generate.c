@@ -81,8 +81,8 @@ void generator_close(Generator* x) {
 }
 
 // ---- rows and logits --------------------------------------------------------------------------------------
-/* collect_rows -- out[b] = row mine[b] of the `from`th rank's table, for each sequence: its last token's, or the
- * embedding of its next. Each rank sends a row for each sequence, its own or any.
+/* collect_rows -- out[b] = row mine[b] of the `from`th rank's table, for each sequence: its last token's, or
+ * the embedding of its next. Each rank sends a row for each sequence, its own or any.
  */
 static void collect_rows(Generator* x, floatX* out, const floatX* table, FoGroup* group) {
     const size_t B = (size_t)x->B, C = (size_t)x->g->config.C;
@@ -320,7 +320,8 @@ static void print_round(Trainer* tr, const Round* r) {
     free(all);
 }
 
-// the prompts from `first` on that the generator takes at once, over all dp ranks. Returns the signal that ended it
+// the prompts from `first` on that the generator takes at once, over all dp ranks. Returns the signal that
+// ended it
 static int run_round(Trainer* tr, Round* r, int first, Speed* speed, int (*stopping)(void* gpt)) {
     const Prompts* p = &tr->prompts;
     const int end = first + r->x->B * tr->gpt.mesh.dp, single = p->n == 1 && tr->rank == 0;

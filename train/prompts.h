@@ -18,10 +18,9 @@ typedef struct {
 
 /* prompts_init -- reads and encodes opt's prompts; V, maxT: the model's.
  *
- * A file has one a line; a carriage return before the line's end and empty lines are passed over. Each goes on
- * by one token at least, within -g and maxT.
- * Returns 0, or -1 with one line in err: no such file, no prompt in it, a byte that is no token, too long.
- * Then, too, prompts_free.
+ * A file has one a line; a carriage return before the line's end and empty lines are passed over. Each goes
+ * on by one token at least, within -g and maxT. Returns 0, or -1 with one line in err: no such file, no
+ * prompt in it, a byte that is no token, too long. Then, too, prompts_free.
  */
 int prompts_init(Prompts* p, const TrainOptions* opt, const Tokenizer* tk, int V, int maxT,
                  char err[TRAIN_ERR]);

@@ -1,4 +1,5 @@
-// test_allreduce.c -- fo_allreduce: the same bits on every rank, by either plan; its bytes; its time on a link.
+// test_allreduce.c -- fo_allreduce: the same bits on every rank, by either plan; its bytes; its time on a
+// link.
 #include "dev/test/check.h"
 #include "flashoverlap/fo_allreduce.h"
 #include <stdlib.h>

@@ -1,8 +1,9 @@
 /* test_generate.cu -- prefill and decode on meshes of dp, up and tp in 1 ... 4, of 8 rank threads at most.
  *
- * Logits after each prefix of the fixture's sequences are PyTorch's, from a prefill as from a decode; greedy text of a
- * model that has learnt something is on every mesh what one rank finds without a cache, whatever other sequences are
- * there; a decode sends the bytes that its plans say. Files of prompts; the program: dev/test/program_test.py.
+ * Logits after each prefix of the fixture's sequences are PyTorch's, from a prefill as from a decode; greedy
+ * text of a model that has learnt something is on every mesh what one rank finds without a cache, whatever
+ * other sequences are there; a decode sends the bytes that its plans say. Files of prompts; the program:
+ * dev/test/program_test.py.
  */
 #define TESTING
 #include "train_gpt.cu"
@@ -57,8 +58,8 @@ static size_t bytes_sent(const GPT* g) {
 }
 
 // ---- logits -----------------------------------------------------------------------------------------------
-/* Sequence b is prefilled with first + b tokens, one of them not at all, and then decoded to the end of the fixture's:
- * all logits on the way are PyTorch's, on every rank.
+/* Sequence b is prefilled with first + b tokens, one of them not at all, and then decoded to the end of the
+ * fixture's: all logits on the way are PyTorch's, on every rank.
  */
 static void logits_body(FoGroup* world, void* arg) {
     Case* c = (Case*)arg;
@@ -118,8 +119,8 @@ static void logits_body(FoGroup* world, void* arg) {
     close_model(&g);
 }
 
-/* A vocabulary of which the last tp rank has fewer rows than the others, and they are no padding: logits of new
- * weights are those of one rank.
+/* A vocabulary of which the last tp rank has fewer rows than the others, and they are no padding: logits of
+ * new weights are those of one rank.
  */
 static void uneven_body(FoGroup* world, void* arg) {
     Case* c = (Case*)arg;
