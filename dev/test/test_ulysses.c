@@ -424,6 +424,79 @@ static void test_layers(Rank* k, int m_up) {
     layer_close(&x);
 }
 
+// ---- the order of sums ------------------------------------------------------------------------------------
+// zeros, and at every stride-th place n numbers of which another order would give another sum
+static void set_weight(Rank* k, floatX* weight, size_t nelem, size_t stride, int n, int which) {
+    floatX* host = (floatX*)calloc(nelem, sizeof *host);
+    fo_require(host != NULL, "out of memory");
+    for (int i = 0; i < n; i++) {
+        host[(size_t)i * stride] = fo_floatx(order_value(which, (size_t)i));
+    }
+    fo_upload(weight, host, nelem * sizeof *host, k->compute);
+    fo_stream_sync(k->compute);
+    free(host);
+}
+
+static void upload_ones(Rank* k, floatX* x, size_t n, size_t cols, size_t from) {
+    floatX* host = (floatX*)malloc(n * cols * sizeof *host + 1);
+    fo_require(host != NULL, "out of memory");
+    for (size_t i = 0; i < n * cols; i++) {
+        host[i] = fo_floatx(i % cols < from ? 0.0f : 1.0f);
+    }
+    fo_upload(x, host, n * cols * sizeof *host, k->compute);
+    fo_stream_sync(k->compute);
+    free(host);
+}
+
+static int wrong_sums(const Layer* x, const floatX* out, const float want[C]) {
+    floatX got[ROWS * C];
+    int wrong = 0;
+    fo_download(got, out, sizeof got, x->k->compute);
+    fo_stream_sync(x->k->compute);
+    for (int i = 0; i < ROWS * C; i++) {
+        wrong += !(fo_float(got[i]) == fo_float(fo_floatx(want[i % C])));
+    }
+    return wrong;
+}
+
+/* Every activation is 1, and each head group's weight one row of numbers of very different size: the sums show
+ * the order in which groups were added. One tp rank.
+ */
+static void test_order_of_sums(Rank* k) {
+    Layer x = layer_open(k, 1);
+    floatX* out = poisoned_rows(k, ROWS, C);
+    float forward_sum[C] = {0.0f}, backward_sum[C] = {0.0f};
+    for (int i = 0; i < 2 * k->U; i++) {
+        int j = (k->u - i % k->U + k->U) % k->U, is_q = i >= k->U; // queries follow keys and values
+        size_t before = fo_heads_before(&x.h, j), width = fo_heads_width(&x.h, j);
+        for (int c = 0; c < C; c++) {
+            if (!is_q) { forward_sum[c] += order_value(j, (size_t)c); }
+            backward_sum[c] += order_value(j + is_q, (size_t)c);
+        }
+        if (!is_q) { set_weight(k, x.send + before * C, width * C, width, C, j); }
+        set_weight(k, x.weight + (3 * before + (is_q ? 0 : width)) * C, (is_q ? 1 : 2) * width * C, 1, C,
+                   j + is_q);
+    }
+    upload_ones(k, x.qkv, x.rows, 3 * x.own, 2 * x.own); // no scores: attention is the mean of values
+    fo_attention_alltoall_matmul_reducescatter_forward(&x.st, x.att, x.att_tokens, x.sums, x.lse, x.qkv,
+                                                       x.send, layout_of(k), &x.h, C, x.o[U2], x.o[F2]);
+    fo_reducescatter_end(x.o[F2], &x.st, out, NULL, NULL, C, x.N);
+    CHECK(wrong_sums(&x, out, forward_sum) == 0);
+
+    fo_zero(x.datt, x.rows * x.own * sizeof(floatX), k->compute);
+    fo_attention_backward_alltoall(&x.d, x.datt, x.qkv, x.att, x.lse, layout_of(k), &x.h, x.o[U4_KV],
+                                   x.o[U4_Q]);
+    fo_alltoall_end(x.o[U4_KV]);
+    fo_alltoall_end(x.o[U4_Q]);
+    upload_ones(k, x.d.dq, x.rows, x.own, 0), upload_ones(k, x.d.dkv, x.rows, 2 * x.own, 0);
+    upload_ones(k, x.d.dq_tokens, x.N, x.Ca, 0), upload_ones(k, x.d.dkv_tokens, x.N, 2 * x.Ca, 0);
+    fo_matmul_reducescatter_dgrad_heads(&x.st, x.sums, &x.d, x.weight, &x.h, x.N, C, x.o[U4_KV], x.o[U4_Q],
+                                        x.o[B6]);
+    fo_reducescatter_end(x.o[B6], &x.st, out, NULL, NULL, C, x.N);
+    CHECK(wrong_sums(&x, out, backward_sum) == 0);
+    layer_close(&x);
+}
+
 // ---- who waits --------------------------------------------------------------------------------------------
 // calls of attention so far
 static long nattention(Rank* k) {
@@ -474,8 +547,9 @@ static void test_who_waits(Rank* k) {
         } else if (i == 2) {
             fo_alltoall_end(x.o[U3]);
         } else if (i == 3) {
-            fo_alltoall_end(x.o[U4_KV]);
-            fo_alltoall_end(x.o[U4_Q]);
+            fo_matmul_reducescatter_dgrad_heads(&x.st, x.sums, &x.d, x.weight, &x.h, x.N, C, x.o[U4_KV],
+                                                x.o[U4_Q], x.o[B6]);
+            usleep(20000);
         }
         open_later(&held, &behind, k->U == 1 || (i >= 2 && k->c.mode != FO_NONE));
         fo_stream_sync(k->compute);
@@ -483,6 +557,10 @@ static void test_who_waits(Rank* k) {
         fo_stream_sync(k->comm);
         CHECK(!is_set(&held.late));
         CHECK(nattention(k) - before == (i == 1 ? want_attention(&x) : 0));
+    }
+    // what stood still was the sum of what comes of keys and values: queries come later
+    if (k->U > 1 && k->c.mode != FO_NONE) {
+        CHECK(x.o[U4_KV]->exposed_ms > 5.0 && x.o[U4_Q]->exposed_ms < x.o[U4_KV]->exposed_ms);
     }
     layer_close(&x);
 }
@@ -502,6 +580,7 @@ static void body(FoGroup* world, void* arg) {
         check_at_config(&k, "");
         test_layers(&k, k.c.m);
         if (k.P > 1 && k.c.m > 1) { test_layers(&k, 1); } // as a model has it behind a gather
+        if (k.P == 1) { test_order_of_sums(&k); }
         if (!k.c.idle) { test_who_waits(&k); }
     }
     rank_close(&k);
