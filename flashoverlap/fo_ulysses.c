@@ -89,7 +89,8 @@ static void wait_for_rank(FoOverlap* scatter, int p) {
     fo__wait(scatter, n);
 }
 
-// the group that is summed i-th: the own first, then in the order in which they arrive
+// the group that is summed i-th: the own first, then in the order in which they arrive. The last wait is thus for
+// the last exchange, with which the own rows have left, too
 static int group_at(const FoHeads* h, int i) {
     return (h->u + h->U - i) % h->U;
 }
@@ -178,7 +179,6 @@ void fo_attention_alltoall_matmul_reducescatter_forward(FoStaging* st, floatX* a
         fo__run(scatter, &io, attention_piece, &x);
     }
     fo_reducescatter_run(reduce, st, C, N, projection_chunk, &x);
-    if (h->U > 1) { fo_alltoall_end(scatter); } // the own rows of att have left | they are written again
 }
 
 // ---- U4 ---------------------------------------------------------------------------------------------------
@@ -264,6 +264,4 @@ void fo_matmul_reducescatter_dgrad_heads(FoStaging* st, float* sums, const FoHea
                                          FoOverlap* scatter_kv, FoOverlap* scatter_q, FoOverlap* reduce) {
     HeadsDgrad x = {st, sums, d, weight, h, N, C, scatter_kv, scatter_q};
     fo_reducescatter_run(reduce, st, C, N, heads_dgrad_chunk, &x);
-    fo_alltoall_end(scatter_kv); // all has left | it is written again
-    fo_alltoall_end(scatter_q);
 }
