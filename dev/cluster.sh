@@ -45,23 +45,33 @@ try() {
 
 namespaces() { ip netns list 2>/dev/null | awk '{print $1}' | grep -xE "$name-(switch|h[0-9]+)"; }
 hosts() { namespaces | grep -v -- "-switch$" | sort -V; }
-processes() { for ns in $(namespaces); do ip netns pids "$ns" 2>/dev/null; done; }
+# -lname net:[INODE] -o ...: how find knows their processes, even when the names are gone
+marks() {
+    local ns first=""
+    for ns in $(namespaces); do
+        printf '%s-lname\nnet:\\[%s\\]\n' "$first" "$(stat -Lc %i "/run/netns/$ns")"
+        first=$'-o\n'
+    done
+}
+# MARK...
+processes() { [[ $# == 0 ]] || find /proc/[0-9]*/ns/net -maxdepth 0 \( "$@" \) 2>/dev/null | cut -d/ -f3; }
 
-# SIGNAL SECONDS: to all that runs on the hosts; waits for its end
+# SIGNAL SECONDS MARK...: to all that runs on the hosts, again and again until it has ended
 end_processes() {
-    local end=$((SECONDS + $2)) pids
-    while pids=$(processes) && [[ -n $pids ]]; do
-        # shellcheck disable=SC2086
-        kill "-$1" $pids 2>/dev/null
-        ((SECONDS < end)) || return
-        sleep 0.05
+    local signal=$1 end=$((SECONDS + $2)) pids; shift 2
+    while mapfile -t pids < <(processes "$@"); [[ ${#pids[@]} != 0 ]] && ((SECONDS <= end)); do
+        kill "-$signal" "${pids[@]}" 2>/dev/null
+        sleep 0.1
     done
 }
 
 remove() {
-    end_processes TERM 3
-    end_processes KILL 5
+    local ns marks
+    mapfile -t marks < <(marks)
+    end_processes TERM 3 "${marks[@]}"
+    # without the names nothing can enter: a run that was just starting, its daemons on the way, ends for good
     for ns in $(namespaces); do ip netns del "$ns"; done
+    end_processes KILL 5 "${marks[@]}"
     rm -rf "$files"
 }
 
@@ -82,7 +92,7 @@ shape() {
 }
 
 up() {
-    local n=${1:-} gbit="" us="" i ns
+    local n=${1:-} gbit="" us="" i ns marks
     [[ $n =~ $count && $n -le $most ]] || fail 2 "up '$n': want the number of hosts, 1 to $most"
     shift
     while [[ $# != 0 ]]; do
@@ -92,7 +102,8 @@ up() {
         shift 2
     done
     need_root_and tc
-    i=$(processes | wc -w)
+    mapfile -t marks < <(marks)
+    i=$(processes "${marks[@]}" | wc -w)
     ((i == 0)) || fail 1 "cluster '$name' is up and $i processes run on it: end them, or run: $0 down"
     remove
     trap remove EXIT

@@ -5,7 +5,7 @@
 #   scripts/deps.sh --bench    also PyTorch, which the comparisons of dev/bench use
 set -euo pipefail
 packages=(gcc make libc6-dev libdnnl-dev libopenmpi-dev openmpi-bin python3 python3-numpy python3-pip procps
-          ca-certificates git clang-format)
+          iproute2 ca-certificates git clang-format)
 case "$*" in
 "") ;;
 --bench) packages+=(python3-torch) ;;

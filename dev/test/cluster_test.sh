@@ -26,7 +26,10 @@ check() {
 finish() { echo "$passed passed, $failed failed"; exit $((failed != 0)); }
 
 # COMMAND...: in the background, for the trap to come at once; output to $tmp/out and $tmp/err
-begin() { "$@" >"$tmp/out" 2>"$tmp/err" & job=$!; }
+begin() {
+    rm -f "$tmp/out" "$tmp/err" # or what was there is read until the job begins
+    "$@" >"$tmp/out" 2>"$tmp/err" & job=$!
+}
 # SECONDS: until that has ended, its exit status in rc
 await() {
     local end=$((SECONDS + $1))
@@ -166,7 +169,7 @@ ranks() {
 begin_endless() {
     begin "${cluster[@]}" run -np 4 "${train[@]}" -x 1000000 --dp 2 --tp 2 -o "$tmp/endless"
     local end=$((SECONDS + 30))
-    until grep -q 'step *2/' "$tmp/out" || ((SECONDS > end)); do sleep 0.05; done
+    until grep -qs 'step *2/' "$tmp/out" || ((SECONDS > end)); do sleep 0.05; done
     check "it trains: $(cat "$tmp/err")" grep -q 'step *2/' "$tmp/out"
 }
 # SECONDS WHAT: the run ends, on both hosts, and says that it failed
@@ -200,6 +203,12 @@ check "down" "${cluster[@]}" down
 ends 10 "down"
 check "down leaves nothing: $(left)" test -z "$(left)"
 check "down again" "${cluster[@]}" down
+begin "${cluster[@]}" up 2; await 30
+begin "${cluster[@]}" run -np 4 "${train[@]}" -x 1000000 --dp 2 --tp 2 -o "$tmp/endless"
+until grep -qs mpirun "/proc/$job/cmdline"; do sleep 0.01; done # its daemons are on their way
+check "down" "${cluster[@]}" down
+ends 10 "down while a run starts"
+check "down leaves nothing: $(left)" test -z "$(left)"
 refused 1 "there is no cluster" "${cluster[@]}" run true
 
 # ---- four hosts --------------------------------------------------------------------------------------------
