@@ -243,7 +243,7 @@ static void gpt_head(GPT* g, float dscale, int push) {
     const size_t own = g->n / (size_t)S, own_nelem = own * (size_t)C;
     const floatX* x_last = a->resid + (size_t)g->config.L * g->n * (size_t)C;
     // in ZeRO 2 a rank keeps its share alone: the sum to be is made elsewhere
-    float* dwte = g->zero == 2 ? a->grad_temp[2] : gpt_grad(g, WTE, 0);
+    float* dwte = g->zero == 2 ? a->grad_temp[FO_GRAD_SLOTS] : gpt_grad(g, WTE, 0);
     if (g->zero == 2 && dscale != 0.0f) {
         fo_zero(dwte, (size_t)g->Vl * (size_t)C * sizeof(float), g->compute);
     }

@@ -27,6 +27,8 @@ static void wgrad_piece(void* ctx, int owner, size_t row0, size_t nrows, FoStrea
 
 static void slot_end(FoGradSlot* slot) {
     const float* parts[FO_MAX_RANKS];
+    if (!slot->pending) { return; }
+    slot->pending = 0;
     FoOverlap* o = slot->o;
     int P = o->plan.P, r = o->plan.r;
     size_t nelem = own_rows(slot->rows, o) * slot->K;
@@ -41,16 +43,20 @@ static void slot_end(FoGradSlot* slot) {
 
 void fo_reducer_wgrad(FoReducer* r, FoGradSlot* slot, float* dweight, float* shard, FoOverlap* back,
                       const floatX* dout, const floatX* inp, size_t n, int K, int OC) {
-    if (!slot) {
-        slot = &r->slot[r->next];
-        r->next = 1 - r->next;
-    }
+    const int apart = slot != NULL;
+    if (!apart) { slot = &r->slot[r->next]; }
     FoOverlap* o = slot->o;
     if (o->plan.P == 1) {
         fo_matmul_wgrad(dweight, NULL, dout, inp, n, K, OC, o->compute);
         return;
     }
     fo__require_kind(o, FO_REDUCESCATTER);
+    if (apart) {
+        r->apart = slot;
+    } else {
+        r->next = (r->next + 1) % FO_GRAD_SLOTS;
+    }
+    slot_end(slot); // its last gradient has had the computation of those after it to arrive in
     if (slot->temp) {
         dweight = slot->temp;
         fo_zero(dweight, (size_t)OC * (size_t)K * sizeof(float), o->compute);
@@ -68,13 +74,15 @@ void fo_reducer_wgrad(FoReducer* r, FoGradSlot* slot, float* dweight, float* sha
     slot->all = dweight, slot->own = dweight + own_first((size_t)OC, o) * (size_t)K, slot->shard = shard;
     slot->rows = (size_t)OC, slot->K = (size_t)K, slot->back = back;
     fo__run(o, &io, wgrad_piece, &x);
-    fo_reducer_flush(r); // the one before has had this one's computation to arrive in
-    r->pending = slot;
+    slot->pending = 1;
 }
 
 void fo_reducer_flush(FoReducer* r) {
-    if (r->pending) { slot_end(r->pending); }
-    r->pending = NULL;
+    if (r->apart) { slot_end(r->apart); }
+    r->apart = NULL;
+    for (int i = 0; i < FO_GRAD_SLOTS; i++) {
+        slot_end(&r->slot[(r->next + i) % FO_GRAD_SLOTS]);
+    }
 }
 
 // ---- D3 ---------------------------------------------------------------------------------------------------

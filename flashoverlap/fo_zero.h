@@ -20,19 +20,22 @@ typedef struct {
     float* received; // [P-1, most elements of an owner's rows]
     float* temp; // NULL; or [most elements]: the gradient is computed here, from 0, not in dweight (ZeRO 2)
     // what the end has to do
+    int pending;
     float *own, *shard;
     float* all;
     size_t rows, K;
     FoOverlap* back;
 } FoGradSlot;
 
-/* FoReducer -- two gradients at a time are under way: one is computed and pushed, while what remains of the one
- * before it arrives.
+#define FO_GRAD_SLOTS 4
+
+/* FoReducer -- some gradients at a time are under way: one is computed and pushed, while what remains of those
+ * before it arrives. As many as a layer has weights, so that a large one may arrive under a layer's computation.
  */
 typedef struct {
-    FoGradSlot slot[2];
-    int next;            // of the two
-    FoGradSlot* pending; // was run, has not ended
+    FoGradSlot slot[FO_GRAD_SLOTS];
+    int next;
+    FoGradSlot* apart; // of the caller's own, was run and has not ended
 } FoReducer;
 
 /* fo_reducer_wgrad -- D1: dweight += dout^T @ inp, summed over ranks at the rows' owners.
@@ -40,17 +43,18 @@ typedef struct {
  * dweight  [OC, K]: what earlier micro-steps have added is in it, and travels. The own rows become the sum
  *          once the reducer has ended it, the others are spent. It must stay untouched until then. Not used
  *          with a slot that has its own room (temp).
- * slot     NULL: the next of the reducer's two; or one of the caller's, whose buffers are free.
+ * slot     NULL: the next of the reducer's; or one of the caller's, which ends at fo_reducer_flush.
  * shard    NULL; or [own rows, K]: the sum is added to it (ZeRO 2).
  * back     NULL; or a gather over the same ranks: the sums come back to all ranks, into dweight (ZeRO 0);
  *          fo_allgather_end(back) waits.
- * Order    this one's successor or fo_reducer_flush ends it. One rank: the plain GEMM, nothing pends.
+ * Order    the FO_GRAD_SLOTS-th after it or fo_reducer_flush ends it. One rank: the plain GEMM, nothing pends.
  */
 void fo_reducer_wgrad(FoReducer* r, FoGradSlot* slot, float* dweight, float* shard, FoOverlap* back,
                       const floatX* dout, // [n, OC]
                       const floatX* inp,  // [n, K]
                       size_t n, int K, int OC);
-// ends what pends: its own rows are complete for what is queued on the compute stream from now on
+// ends what pends, in the order in which it was run: own rows are complete for what is queued on the compute
+// stream from now on
 void fo_reducer_flush(FoReducer* r);
 
 // ---- D3: rows come back -----------------------------------------------------------------------------------

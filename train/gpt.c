@@ -16,7 +16,8 @@ const Site gpt_sites[NSITES] = {
     [U1] = {"U1", FO_REDUCESCATTER, GROUP_UP, 0},  [U2] = {"U2", FO_REDUCESCATTER, GROUP_UP, 0},
     [U3] = {"U3", FO_REDUCESCATTER, GROUP_UP, 0},  [U4_KV] = {"U4 dk dv", FO_REDUCESCATTER, GROUP_UP, 1},
     [U4_Q] = {"U4 dq", FO_REDUCESCATTER, GROUP_UP, 1},
-    [D1] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},  [D1_NEXT] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},
+    [D1] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},  [D1_2] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},
+    [D1_3] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1}, [D1_4] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},
     [D2] = {"D2", FO_REDUCESCATTER, GROUP_RP, 1},  [D2_ROWS] = {"D2 rows", FO_ALLGATHER, GROUP_RP, 1},
     [B7_DP] = {"B7 dp", FO_REDUCESCATTER, GROUP_RP, 1},
     [B7_DP_BACK] = {"B7 dp", FO_ALLGATHER, GROUP_RP, 1},
@@ -152,9 +153,10 @@ static void carve_grads(GPT* g) {
         }
     }
     size_t V = (size_t)g->Vl, own_V = fo_cut(V, g->mesh.rp, g->mesh.p + 1) - fo_cut(V, g->mesh.rp, g->mesh.p);
-    for (int i = 0; i < 3; i++) {
-        CARVE(&a->grad_received[i], (rp - 1) * (i < 2 ? most_own : own_V * C), float);
-        if (g->zero == 2) { CARVE(&a->grad_temp[i], i < 2 ? most : V * C, float); }
+    for (int i = 0; i <= FO_GRAD_SLOTS; i++) {
+        const int wte = i == FO_GRAD_SLOTS;
+        CARVE(&a->grad_received[i], (rp - 1) * (wte ? own_V * C : most_own), float);
+        if (g->zero == 2) { CARVE(&a->grad_temp[i], wte ? V * C : most, float); }
     }
 }
 
@@ -288,12 +290,12 @@ static void open_staging(GPT* g, const TrainOptions* opt) {
     g->grad_staging.partial = g->grads + gpt_grad_matrices(g) + g->ts.ncut - g->ts.nmatrix;
     g->grad_staging.wire = FO_FP32;
     g->vector_staging.partial = a->vectors, g->vector_staging.wire = FO_FP32;
-    FoGradSlot* slots[3] = {&g->reducer.slot[0], &g->reducer.slot[1], &g->wte_slot};
-    static const int sites[3] = {D1, D1_NEXT, D2};
-    for (int i = 0; i < 3; i++) {
-        slots[i]->o = g->o[sites[i]];
-        slots[i]->received = a->grad_received[i];
-        slots[i]->temp = i < 2 ? a->grad_temp[i] : NULL; // wte's is filled slice by slice
+    for (int i = 0; i <= FO_GRAD_SLOTS; i++) {
+        const int wte = i == FO_GRAD_SLOTS;
+        FoGradSlot* slot = wte ? &g->wte_slot : &g->reducer.slot[i];
+        slot->o = g->o[wte ? D2 : D1 + i];
+        slot->received = a->grad_received[i];
+        slot->temp = wte ? NULL : a->grad_temp[i]; // wte's is filled slice by slice
     }
 }
 

@@ -50,7 +50,9 @@ enum {
     U4_KV,
     U4_Q, // up
     D1,
-    D1_NEXT,
+    D1_2,
+    D1_3,
+    D1_4,
     D2,
     D2_ROWS,
     B7_DP,
@@ -101,9 +103,9 @@ typedef struct {
     void* scalars;            // [world + 1] Scalars: what ranks tell each other, and room for a sum
     void *partial, *received; // FoStaging
     float* vectors;           // gradients of vectors, as the replicas add them
-    float* grad_received[3];  // of D1, D1_NEXT, D2
-    float* grad_temp[3];      // ZeRO 2: what is computed before it travels
-    int *targets, *pos;       // [Nt] in the order of the head's slices, [n]
+    // of D1's slots, and of D2, and in ZeRO 2 what they send is computed
+    float *grad_received[FO_GRAD_SLOTS + 1], *grad_temp[FO_GRAD_SLOTS + 1];
+    int *targets, *pos;                   // [Nt] in the order of the head's slices, [n]
     int *pos_dst, *pos_start, *pos_order; // dwpe's sums: as fo_scatter_add_rows wants them
     int* ids;                             // [dp, N] tokens of all batches
 } GPTActs;

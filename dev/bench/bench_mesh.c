@@ -69,7 +69,9 @@ static double hiding_flops(const GPT* g, int site) {
     case U4_KV: return 2.5 * attention;
     case U4_Q: return qkv * 2.0 / 3.0;
     case D1:
-    case D1_NEXT: return fc; // a layer has 12 C^2 of weights in four matrices
+    case D1_2:
+    case D1_3:
+    case D1_4: return fc; // a layer has 12 C^2 of weights in four matrices
     case D2: return head + 2.0 * fc;
     default: return 0.0;
     }

@@ -20,10 +20,10 @@ static size_t nchunks(size_t n, int m) {
 }
 
 // ---- D1 ---------------------------------------------------------------------------------------------------
-enum { NGRADS = 5, TOKENS = 10, STEPS = 2, MICRO = 2, MOST_ROWS = 12, MOST_COLS = 6 };
+enum { NGRADS = 7, TOKENS = 10, STEPS = 2, MICRO = 2, MOST_ROWS = 12, MOST_COLS = 6 };
 
 // [rows, cols] of each: a multiple of 4 ranks, and of none; fewer rows than ranks; one
-static const int SHAPES[NGRADS][2] = {{12, 4}, {7, 5}, {2, 6}, {1, 3}, {9, 6}};
+static const int SHAPES[NGRADS][2] = {{12, 4}, {7, 5}, {2, 6}, {1, 3}, {9, 6}, {5, 4}, {8, 3}};
 
 enum { BEFORE = 3 }; // what is in ZeRO 2's shard before a step
 
@@ -54,10 +54,10 @@ typedef struct {
     int zero;
     FoReducer r;
     FoGradSlot head;
-    FoOverlap *o[3], *back[2];            // back: of the gradients 0 ... 2, and of the others
-    float *grad[NGRADS], *before[NGRADS]; // [rows, cols], ZeRO 2: [own rows, cols]
-    float* head_grad;                     // ZeRO 2: where the first is computed, in two slices of tokens
-    floatX *dout, *inp;                   // of one after the other
+    FoOverlap *o[1 + FO_GRAD_SLOTS], *back[2]; // back: of the gradients 0 ... 2, and of the others
+    float *grad[NGRADS], *before[NGRADS];      // [rows, cols], ZeRO 2: [own rows, cols]
+    float* head_grad;                          // ZeRO 2: where the first is computed, in two slices of tokens
+    floatX *dout, *inp;                        // of one after the other
     floatX* src[STEPS][MICRO][NGRADS][2];
     float* got[STEPS][NGRADS];
 } Grads;
@@ -68,23 +68,23 @@ static size_t grad_nelem(const Grads* x, int grad) {
 }
 
 static void grads_open(Grads* x, Rank* k, int zero) {
-    FoGradSlot* slots[3] = {&x->head, &x->r.slot[0], &x->r.slot[1]};
     memset(x, 0, sizeof *x);
     x->k = k, x->zero = zero;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i <= FO_GRAD_SLOTS; i++) {
+        FoGradSlot* slot = i == 0 ? &x->head : &x->r.slot[i - 1];
         size_t most = 0;
         for (int grad = i == 0 ? 0 : 1; grad < (i == 0 ? 1 : NGRADS); grad++) {
             size_t own = rows_of(k, (size_t)SHAPES[grad][0], k->u) * (size_t)SHAPES[grad][1];
             most = own > most ? own : most;
         }
         x->o[i] = overlap_up(k, "D1", FO_REDUCESCATTER, k->c.m);
-        slots[i]->o = x->o[i];
-        slots[i]->received = (float*)poisoned(k, (size_t)(k->U - 1) * most * sizeof(float));
+        slot->o = x->o[i];
+        slot->received = (float*)poisoned(k, (size_t)(k->U - 1) * most * sizeof(float));
         float* temp = (float*)poisoned(k, MOST_ROWS * MOST_COLS * sizeof(float));
         if (i == 0) {
             x->head_grad = temp;
         } else if (zero == 2) {
-            slots[i]->temp = temp;
+            slot->temp = temp;
         }
     }
     for (int i = 0; i < 2; i++) {
@@ -106,7 +106,7 @@ static void grads_open(Grads* x, Rank* k, int zero) {
 }
 
 static void grads_close(Grads* x) {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i <= FO_GRAD_SLOTS; i++) {
         fo_overlap_destroy(x->o[i]);
     }
     fo_overlap_destroy(x->back[0]);
@@ -143,9 +143,10 @@ static void one_micro(Grads* x, int step, int micro) {
                              x->inp + half * (size_t)K_, half, K_, OC_);
         } else if (push) {
             fo_reducer_wgrad(&x->r, grad == 0 ? &x->head : NULL, x->grad[grad],
-                             x->zero == 2 ? x->grad[grad] : NULL, x->zero == 0 ? x->back[grad / 3] : NULL,
+                             x->zero == 2 ? x->grad[grad] : NULL, x->zero == 0 ? x->back[grad >= 3] : NULL,
                              x->dout, x->inp, TOKENS, K_, OC_);
-            if (grad > 0 && micro == MICRO - 1) { take_own(x, step, grad - 1); } // its successor is queued
+            // its slot has been taken again
+            if (grad > FO_GRAD_SLOTS && micro == MICRO - 1) { take_own(x, step, grad - FO_GRAD_SLOTS); }
         } else {
             fo_matmul_wgrad(x->grad[grad], NULL, x->dout, x->inp, TOKENS, K_, OC_, k->compute);
         }
@@ -153,7 +154,9 @@ static void one_micro(Grads* x, int step, int micro) {
         queue_poison(k, x->inp, nbytes * (size_t)K_);
     }
     fo_reducer_flush(&x->r);
-    if (micro == MICRO - 1) { take_own(x, step, NGRADS - 1); }
+    for (int grad = 0; grad < NGRADS && micro == MICRO - 1; grad++) {
+        if (grad == 0 || grad >= NGRADS - FO_GRAD_SLOTS) { take_own(x, step, grad); }
+    }
     fo_reducer_flush(&x->r); // nothing pends
 }
 
@@ -170,7 +173,7 @@ static void one_step(Grads* x, int step) {
     }
     if (x->zero > 0 || k->U == 1) { return; }
     for (int grad = 0; grad < NGRADS; grad++) {
-        if (grad % 3 == 0) { fo_allgather_end(x->back[grad / 3]); }
+        if (grad == 0 || grad == 3) { fo_allgather_end(x->back[grad == 3]); }
         x->got[step][grad] = (float*)taken(k, x->grad[grad], grad_nelem(x, grad) * sizeof(float));
     }
 }
@@ -199,11 +202,14 @@ static void check_grads(const Grads* x) {
             }
         }
     }
-    FoOverlap *const *o = x->o, *const *back = x->back;
-    CHECK(o[0]->nbytes_sent + o[1]->nbytes_sent + o[2]->nbytes_sent == nbytes);
+    FoOverlap* const* back = x->back;
+    size_t sent = 0, messages = 0;
+    for (int i = 0; i <= FO_GRAD_SLOTS; i++) {
+        sent += x->o[i]->nbytes_sent, messages += x->o[i]->nmessages;
+    }
+    CHECK(sent == nbytes && messages == nmessages);
     CHECK(back[0]->nbytes_sent + back[1]->nbytes_sent == nbytes_back);
     CHECK(back[0]->nmessages + back[1]->nmessages == nmessages_back);
-    CHECK(o[0]->nmessages + o[1]->nmessages + o[2]->nmessages == nmessages);
 }
 
 static void test_grads(Rank* k, int zero) {
