@@ -9,6 +9,12 @@ void fo__require_kind(const FoOverlap* o, FoKind kind) {
     fo_require(o->plan.kind == kind, "%s: a plan of the wrong kind", o->name);
 }
 
+void fo__require_direct(const FoOverlap* o, FoKind kind, int whole) {
+    fo__require_kind(o, kind);
+    fo_require(o->plan.topology == FO_DIRECT && (!whole || o->plan.m == 1), "%s: wants a direct plan%s",
+               o->name, whole ? " with m=1" : "");
+}
+
 void fo__equal_pieces(FoPiece pieces[FO_MAX_RANKS], void* base, int P, size_t n, size_t row_nbytes) {
     for (int p = 0; p < P; p++) {
         size_t first = (size_t)p * n;

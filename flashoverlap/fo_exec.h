@@ -48,6 +48,8 @@ void fo__run(FoOverlap* o, const FoPieces* io, FoPieceFn fn, void* ctx);
 // queues all exchanges of a gather whose computation is elsewhere. Mode none waits for them
 void fo__begin(FoOverlap* o, const FoPieces* io);
 void fo__require_kind(const FoOverlap* o, FoKind kind);
+// also direct, and, if whole, with m = 1
+void fo__require_direct(const FoOverlap* o, FoKind kind, int whole);
 
 #ifdef __cplusplus
 }

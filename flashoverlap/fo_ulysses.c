@@ -66,7 +66,7 @@ void fo_allgather_matmul_alltoall_forward(floatX* qkv, floatX* send, floatX* all
                                           const floatX* bias, const FoHeads* h, size_t N, int C,
                                           FoOverlap* gather, FoOverlap* scatter) {
     ToHeads x = {qkv, send, all, weight, bias, h, N, (size_t)C, 3, scatter};
-    fo__require_kind(scatter, FO_REDUCESCATTER);
+    fo__require_direct(scatter, FO_REDUCESCATTER, 0);
     fo_allgather_run(gather, all, (size_t)C * sizeof(floatX), N, to_heads_chunk, &x);
     fo_alltoall_end(scatter);
 }
@@ -75,7 +75,7 @@ void fo_allgather_matmul_alltoall_dgrad(floatX* datt, floatX* send, floatX* all,
                                         const FoHeads* h, size_t N, int C, FoOverlap* gather,
                                         FoOverlap* scatter) {
     ToHeads x = {datt, send, all, weight, NULL, h, N, (size_t)C, 1, scatter};
-    fo__require_kind(scatter, FO_REDUCESCATTER);
+    fo__require_direct(scatter, FO_REDUCESCATTER, 0);
     fo_allgather_run(gather, all, (size_t)C * sizeof(floatX), N, to_heads_chunk, &x);
 }
 
@@ -167,7 +167,7 @@ void fo_attention_alltoall_matmul_reducescatter_forward(FoStaging* st, floatX* a
     size_t N = (size_t)l.B * (size_t)l.T / (size_t)h->U, own = fo_heads_width(h, h->u);
     int attends = h->U == 1 || scatter->plan.mode == FO_FLASH;
     FromHeads x = {st, att, att_tokens, sums, lse, qkv, weight, l, h, N, C, attends, scatter};
-    fo__require_kind(scatter, FO_REDUCESCATTER);
+    fo__require_direct(scatter, FO_REDUCESCATTER, 0);
     if (h->U > 1) {
         FoPieces io;
         fo__equal_pieces(io.send, att, h->U, N, own * sizeof(floatX));
@@ -215,8 +215,8 @@ void fo_attention_backward_alltoall(const FoHeadGrads* d, const floatX* datt, co
     KeysBackward x = {d, datt, qkv, att, lse, l, h};
     const void* parts[1] = {d->dq32};
     FoPieces io;
-    fo__require_kind(scatter_kv, FO_REDUCESCATTER);
-    fo__require_kind(scatter_q, FO_REDUCESCATTER);
+    fo__require_direct(scatter_kv, FO_REDUCESCATTER, 1);
+    fo__require_direct(scatter_q, FO_REDUCESCATTER, 0);
     fo_zero(d->dq32, rows * own * sizeof(float), scatter_kv->compute);
     to_tokens_pieces(&io, d->dkv, d->dkv_tokens, h, 2, N);
     fo__run(scatter_kv, &io, keys_piece, &x);

@@ -12,6 +12,8 @@
  * attprojw for each j a dense [C, width of j]. Token-side activations of all heads are blocks in the same
  * order: that of group j begins at N * (channels before j), times 2 or 3 for k and v, or q, k and v.
  *
+ * Plans of the up group are direct reduce-scatters.
+ *
  * With U = 1 each function is the primitive of tensor parallelism alone, and none of the up group's buffers is
  * used. Source: DeepSpeed-Ulysses (arXiv 2309.14509) for the cut; its all-to-alls become pushes of chunks, own
  * chunk last, as in arXiv 2604.24013.
@@ -102,7 +104,7 @@ typedef struct {
 
 /* fo_attention_backward_alltoall -- U4: dk and dv of one shard of keys after the other, the own last, each
  * pushed to its owner while the next is computed; then dq, which is complete only now, under whatever is
- * queued next. For U > 1. fo_matmul_reducescatter_dgrad_heads consumes both as they arrive.
+ * queued next. For U > 1; scatter_kv has m = 1, for shards of keys are whole. fo_matmul_reducescatter_dgrad_heads consumes both as they arrive.
  */
 void fo_attention_backward_alltoall(const FoHeadGrads* d, const floatX* datt, const floatX* qkv,
                                     const floatX* att, const float* lse, FoLayout l, const FoHeads* h,

@@ -50,7 +50,7 @@ void fo_reducer_wgrad(FoReducer* r, FoGradSlot* slot, float* dweight, float* sha
         fo_matmul_wgrad(dweight, NULL, dout, inp, n, K, OC, o->compute);
         return;
     }
-    fo__require_kind(o, FO_REDUCESCATTER);
+    fo__require_direct(o, FO_REDUCESCATTER, 0);
     if (apart) {
         r->apart = slot;
     } else {
@@ -163,7 +163,7 @@ void fo_sparse_reduce_begin(FoSparse* f, FoFetch* fetch, FoStaging* st, int C, F
                             FoOverlap* o) {
     const FoPlan* plan = &o->plan;
     size_t row = (size_t)C * sizeof(float);
-    fo__require_kind(o, FO_ALLGATHER);
+    fo__require_direct(o, FO_ALLGATHER, 1);
     fo_require(fetch->nuniq == f->give[plan->P], "%s: %zu different rows, %zu were expected", o->name,
                fetch->nuniq, f->give[plan->P]);
     fo_allgather_end(fetched); // all gradient rows are here | they are added

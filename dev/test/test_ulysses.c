@@ -587,7 +587,44 @@ static void body(FoGroup* world, void* arg) {
     rank_close(&k);
 }
 
+// ---- refusals ---------------------------------------------------------------------------------------------
+// plans that would move the wrong bytes; arg says which
+static void wrong_call(FoGroup* world, void* arg) {
+    Rank k;
+    int which = *(int*)arg;
+    mesh_open(&k, world, 1);
+    k.c = (Config){FO_FLASH, 2, FO_DIRECT, FO_FLOATX, 0};
+    Layer x = layer_open(&k, 1);
+    FoOverlap *ring = fo_overlap_create("ring", FO_REDUCESCATTER, FO_FLASH, 1, FO_RING, k.up, k.compute,
+                                        k.up_comm),
+              *gather = overlap_up(&k, "gather", FO_ALLGATHER, 1),
+              *cut = overlap_up(&k, "cut", FO_REDUCESCATTER, 2);
+    if (which == 0) {
+        fo_allgather_matmul_alltoall_forward(x.qkv, x.send, x.all, x.weight, x.bias, &x.h, x.N, C, x.o[F1],
+                                             ring);
+    } else if (which == 1) {
+        fo_allgather_matmul_alltoall_dgrad(x.datt, x.send, x.all, x.weight, &x.h, x.N, C, x.o[B4], gather);
+    } else if (which == 2) {
+        fo_attention_alltoall_matmul_reducescatter_forward(&x.st, x.att, x.att_tokens, x.sums, x.lse, x.qkv,
+                                                           x.weight, layout_of(&k), &x.h, C, ring, x.o[F2]);
+    } else {
+        fo_attention_backward_alltoall(&x.d, x.datt, x.qkv, x.att, x.lse, layout_of(&k), &x.h,
+                                       which == 3 ? cut : x.o[U4_KV], which == 4 ? ring : x.o[U4_Q]);
+    }
+}
+
+static void test_refusals(void) {
+    static const char* says[] = {"ring: wants a direct plan", "gather: a plan of the wrong kind",
+                                 "ring: wants a direct plan", "cut: wants a direct plan with m=1",
+                                 "ring: wants a direct plan"};
+    for (int which = 0; which < 5; which++) {
+        CHECK_AT("refusal %d", which);
+        CHECK_DIES(fo_ranks_run(2, wrong_call, &which), says[which]);
+    }
+}
+
 int main(void) {
+    test_refusals(); // before any thread has started
     static const int MESHES[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {1, 2}, {2, 2}}; // up, tp
     for (size_t i = 0; i < sizeof MESHES / sizeof *MESHES; i++) {
         int tp = MESHES[i][1];

@@ -561,7 +561,41 @@ static void body(FoGroup* world, void* arg) {
     rank_close(&k);
 }
 
+// ---- refusals ---------------------------------------------------------------------------------------------
+// what a caller must not do; arg says which
+static void wrong_call(FoGroup* world, void* arg) {
+    Rank k;
+    int which = *(int*)arg;
+    mesh_open(&k, world, 1);
+    k.c = (Config){FO_FLASH, 1, FO_DIRECT, FO_FLOATX, 0};
+    Sparse x = sparse_open(&k);
+    FoOverlap *ring = fo_overlap_create("ring", FO_REDUCESCATTER, FO_FLASH, 1, FO_RING, k.up, k.compute,
+                                        k.up_comm),
+              *cut = overlap_up(&k, "cut", FO_ALLGATHER, 2);
+    floatX *dout = poisoned_rows(&k, ROWS, C), *inp = poisoned_rows(&k, ROWS, C);
+    float* grad = (float*)poisoned(&k, C * C * sizeof(float));
+    FoReducer r = {0};
+    r.slot[0].o = which == 0 ? ring : cut, r.slot[0].received = grad;
+    if (which < 2) { fo_reducer_wgrad(&r, NULL, grad, NULL, NULL, dout, inp, ROWS, C, C); }
+    if (which == 2) { fo_allgather_rows_begin(ring, dout, sizeof(floatX), ROWS); }
+    sparse_set(&k, &x, 0);
+    if (which == 4) { sparse_set(&k, &x, 2), x.sparse->give[2]++; }
+    fo_fetch_encoder_backward_begin(dout, x.fetch, &x.st, C, x.fetched);
+    fo_sparse_reduce_begin(x.sparse, x.fetch, &x.st, C, x.fetched, which == 3 ? cut : x.o);
+}
+
+static void test_refusals(void) {
+    static const char* says[] = {"ring: wants a direct plan", "cut: a plan of the wrong kind",
+                                 "ring: a plan of the wrong kind", "cut: wants a direct plan with m=1",
+                                 "D2 rows: 1 different rows, 2 were expected"};
+    for (int which = 0; which < 5; which++) {
+        CHECK_AT("refusal %d", which);
+        CHECK_DIES(fo_ranks_run(2, wrong_call, &which), says[which]);
+    }
+}
+
 int main(void) {
+    test_refusals();                                                         // before any thread has started
     static const int MESHES[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {2, 2}}; // replicas, tp
     for (size_t i = 0; i < sizeof MESHES / sizeof *MESHES; i++) {
         int tp = MESHES[i][1];
