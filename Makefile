@@ -91,8 +91,8 @@ run-san: tests
 	@B=$(B) bash dev/test/run.sh $(TESTS)
 bench: deps ## a training step of GPT-2 124M: tok/s, MFU, shares; and PyTorch's where it is installed
 	@$(SUB) train_gpt benches && bash dev/bench/bench.sh $(B)
-bench-overlap: deps ## exposed communication under none, slice and flash
-	@$(SUB) benches && $(B)/dev/bench/bench_overlap
+bench-overlap: deps ## exposed communication under none, slice and flash: of a layer, of whole steps
+	@$(SUB) benches && $(B)/dev/bench/bench_overlap && $(B)/dev/bench/bench_mesh
 
 SOURCES := $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' 2>/dev/null)
 format: ## format the sources

@@ -295,6 +295,13 @@ static const Way WAYS[] = {
     {{FO_NONE, 1}, 1, 0, 1, 1, 1, 1},  {{FO_FLASH, 1}, 1, 1, 2, 0, 1, 1}};
 enum { NWAYS = sizeof WAYS / sizeof WAYS[0] };
 
+// A sanitizer makes everything ten times slower: there each mesh goes a quarter of the ways, another mesh others
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
 static void set_mesh(Case* c, int dp, int up, int tp, int accum) {
     c->opt.dp = dp, c->opt.up = up, c->opt.tp = tp, c->accum = accum;
     c->opt.batch = c->ref.B % (dp * accum) ? c->ref.B : c->ref.B / (dp * accum);
@@ -312,7 +319,8 @@ static int fits(const Case* c, int dp, int up, int tp) {
     return dp * P <= FO_MAX_RANKS && P <= c->config.NH && (up > 1 || B % P ? c->ref.T % (2 * P) == 0 : 1);
 }
 
-// PyTorch's gradients in every way; ways that send the same numbers in the same topology: one another's bits
+// PyTorch's gradients in every way; ways that send the same numbers in the same topology: one another's bits,
+// which follow each other
 static void test_gradients(Case* c, const Tolerance* tol, int dp, int up, int tp) {
     size_t nbytes = c->first[NTENSORS] * sizeof(float);
     float* first = (float*)malloc(nbytes);
@@ -326,6 +334,7 @@ static void test_gradients(Case* c, const Tolerance* tol, int dp, int up, int tp
         // the largest meshes in three ways alone
         if (dp * up * tp > 4 && w->ring) { continue; }
         if (dp * up * tp > 8 && i != 0 && i != 4 && i != 5) { continue; }
+        if (SANITIZED && i % 4 != (dp + up + tp) % 4) { continue; }
         set_way(c, w);
         CHECK_AT("%s %d*%d*%d %s:%d sp=%d z=%d r=%d keep=%d %s wire %d", c->name, dp, up, tp,
                  fo_mode_name(w->overlap.mode), w->overlap.m, w->sp, w->zero, w->recompute, w->keep,
@@ -394,7 +403,7 @@ int main(int argc, char** argv) {
             }
             if (!fits(&c, dp, up, tp)) { continue; }
             test_gradients(&c, tol, dp, up, tp);
-            if (dp * up * tp <= 4) { test_steps(&c, tol, dp, up, tp); }
+            if (dp * up * tp <= (SANITIZED ? 2 : 4)) { test_steps(&c, tol, dp, up, tp); }
         }
         case_close(&c);
     }

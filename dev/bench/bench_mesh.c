@@ -1,8 +1,8 @@
 /* bench_mesh.c -- whole training steps over an emulated link, under none, slice and flash: what every collective
  * of doc/overlap.md's table leaves exposed, and how far a step is from one whose communication is free.
  *
- *   bench_mesh [MESH ...] [--rounds N] [--pace TFLOPS] [--link GBPS,US] [--model SIZES]
- *   MESH: tp4 up4 dp4 tp2up2 dp2tp2 (the default: all five)
+ *   bench_mesh [MESH ...] [--rounds N] [--pace TFLOPS] [--link GBPS,US] [--model SIZES] [--check]
+ *   MESH: tp4 up4 dp4 tp2up2 dp2tp2 (the default: all five). --check: exit status 1 if a demand does not hold
  *
  * The step is train_gpt.cu's own. Ranks are threads and paced: each GEMM and attention lasts as long as it would
  * at `pace`. Modes take turns in rounds; figures are medians over rounds of the mean over ranks.
@@ -167,8 +167,15 @@ static double median(const double* values, int n) {
     return n % 2 ? sorted[n / 2] : 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]);
 }
 
-static void print_mesh(const Bench* x, const char* name) {
-    double ms[NMODES], total[NMODES] = {0};
+// what is demanded of a mesh, and whether it holds; returns how many do not
+static int judge(const char* mesh, const char* what, double is, double most) {
+    printf("%-4s %s %s: %.1f %%, at most %.0f %%\n", is <= most ? "ok" : "NOT", mesh, what, is, most);
+    return is > most;
+}
+
+// returns how many demands do not hold
+static int print_mesh(const Bench* x, const char* name) {
+    double ms[NMODES], total[NMODES] = {0}, hidden[NMODES] = {0};
     printf("\n## %s: dp %d * up %d * tp %d, B=%d a dp rank, T=%d\n", name, x->opt.dp, x->opt.up, x->opt.tp,
            x->opt.batch, x->opt.seq_len);
     printf("%-9s %9s %12s %12s %12s %12s %9s\n", "operation", "comm ms", "none ms", "slice:4 ms",
@@ -189,6 +196,7 @@ static void print_mesh(const Bench* x, const char* name) {
         if (comm <= 0.0) { continue; }
         for (int m = 0; m < NMODES; m++) {
             total[m] += row[m];
+            hidden[m] += predicted == 0.0 ? row[m] : 0.0;
         }
         printf("%-9s %9.2f %12.2f %12.2f %12.2f %12.2f %8.1f%%\n", op, comm, row[0], row[1], row[2],
                predicted, row[0] > 0.0 ? 100.0 * row[2] / row[0] : 0.0);
@@ -202,10 +210,14 @@ static void print_mesh(const Bench* x, const char* name) {
            "flash against none %+.1f %%\n",
            ms[0], ms[1], ms[2], ms[3], 100.0 * (ms[0] / ms[3] - 1.0), 100.0 * (ms[1] / ms[3] - 1.0),
            100.0 * (ms[2] / ms[3] - 1.0), 100.0 * (ms[2] / ms[0] - 1.0));
+    int failed = judge(name, "flash's exposed of none's, operations that the model says can be hidden",
+                       100.0 * hidden[2] / hidden[0], 10.0);
+    failed += judge(name, "flash's step of a step with free communication", 100.0 * ms[2] / ms[3], 105.0);
     fflush(stdout);
+    return failed;
 }
 
-static void run_mesh(Bench* x, int mesh) {
+static int run_mesh(Bench* x, int mesh) {
     const int P = MESHES[mesh].dp * MESHES[mesh].up * MESHES[mesh].tp;
     x->opt.dp = MESHES[mesh].dp, x->opt.up = MESHES[mesh].up, x->opt.tp = MESHES[mesh].tp;
     x->opt.batch = 4 / x->opt.dp; // the same work on every mesh
@@ -228,7 +240,7 @@ static void run_mesh(Bench* x, int mesh) {
             }
         }
     }
-    print_mesh(x, MESHES[mesh].name);
+    return print_mesh(x, MESHES[mesh].name);
 }
 
 static double number(const char* option, const char* text, double low, double high, char** rest) {
@@ -244,7 +256,7 @@ int main(int argc, char** argv) {
     char err[TRAIN_ERR], *rest;
     char* none[] = {argv[0]};
     const char* model = "L=6,C=512,NH=8,V=16384,maxT=512";
-    int wanted[NMESHES] = {0}, any = 0;
+    int wanted[NMESHES] = {0}, any = 0, check = 0;
     if (options_parse(&x.opt, 1, none, err)) { fo_quit(1, "%s", err); }
     x.rounds = 5, x.opt.pace = 0.04, x.link.gbytes_s = 0.5, x.link.us = 20.0, x.opt.seq_len = 256;
     for (int i = 1; i < argc; i++) {
@@ -264,6 +276,8 @@ int main(int argc, char** argv) {
             x.link.us = *rest == ',' ? number(argv[i], rest + 1, 0.0, 1e6, &rest) : 20.0;
         } else if (strcmp(argv[i], "--model") == 0) {
             model = v;
+        } else if (strcmp(argv[i], "--check") == 0) {
+            check = 1, is_option = 0;
         } else {
             fo_quit(
                 1,
@@ -280,8 +294,9 @@ int main(int argc, char** argv) {
         "# comm: what plain collectives take; none, slice:4, flash:2: what each leaves exposed; predicted: "
         "fo_model.h's flash:2\n",
         model, x.opt.pace, x.link.gbytes_s, x.link.us, x.rounds, STEPS);
+    int failed = 0;
     for (int mesh = 0; mesh < NMESHES; mesh++) {
-        if (wanted[mesh] || !any) { run_mesh(&x, mesh); }
+        if (wanted[mesh] || !any) { failed += run_mesh(&x, mesh); }
     }
-    return 0;
+    return check && failed > 0;
 }
