@@ -89,8 +89,8 @@ static void wait_for_rank(FoOverlap* scatter, int p) {
     fo__wait(scatter, n);
 }
 
-// the group that is summed i-th: the own first, then in the order in which they arrive. The last wait is thus for
-// the last exchange, with which the own rows have left, too
+// the group that is summed i-th: the own first, then in the order in which they arrive. The last wait is thus
+// for the last exchange, with which the own rows have left, too
 static int group_at(const FoHeads* h, int i) {
     return (h->u + h->U - i) % h->U;
 }

@@ -1,8 +1,8 @@
 /* test_zero.c -- D1, D2 and D3, the gradients of replicas on their way to their owners and what comes back:
  * P = 1, 2, 3, 4 replicas, and 2 x 2 with a vocabulary that tp has cut.
  *
- * As test_overlap.c: whole numbers, NaN wherever nothing is to be read, inputs produced just before a call and
- * overwritten right after it, steps one after the other through the same buffers with nothing synced in
+ * As test_overlap.c: whole numbers, NaN wherever nothing is to be read, inputs produced just before a call
+ * and overwritten right after it, steps one after the other through the same buffers with nothing synced in
  * between. Rows that P doesn't divide, and fewer rows than ranks. Numbers of very different size show that
  * sums are in rank order.
  */
