@@ -1,5 +1,5 @@
-/* test_ulysses.c -- U1 to U4 with what tensor parallelism has around them (F1, F2, B4, B6), executed on meshes
- * of up x tp ranks.
+/* test_ulysses.c -- U1 to U4 with what tensor parallelism has around them (F1, F2, B4, B6), executed on
+ * meshes of up x tp ranks.
  *
  * As test_overlap.c: NaN wherever nothing is to be read, inputs produced just before a call and overwritten
  * right after it. All primitives of a layer follow each other as a model calls them, layer after layer
@@ -520,8 +520,7 @@ static long want_attention(const Layer* x) {
 
 /* The up group's communication of each rank stands at a gate. What follows U1 and U2 on the compute stream
  * stands with it. What follows U3 and U4 goes on, but in mode none. B6 then stands for keys and values, not for
- * the queries that come later; returns whether it did, which a busy machine can't be relied upon to show each
- * time.
+ * the queries that come later; returns whether it did, which a busy machine may not show each time.
  */
 static int test_who_waits(Rank* k) {
     Layer x = layer_open(k, k->c.m);
