@@ -85,7 +85,7 @@ shape() {
     fi
     if [[ -n $3 ]]; then
         # what a timer that is 100 us late must make up for, and no less than a whole segment, which would be cut
-        burst=$(awk "BEGIN {b = $3 * 12500; print int(b > 66000 ? b : 66000)}")
+        burst=$(awk "BEGIN {b = $3 * 25000; print int(b > 80000 ? b : 80000)}")
         try "shape a link to $3 Gbit/s (tbf)" tc -n "$1" qdisc add dev "$2" "${parent[@]}" tbf rate "$3gbit" \
             burst "$burst" latency 20ms
     fi
