@@ -127,7 +127,7 @@ static double one_step(Case* c, GPT* g, Scalars* sum) {
         one_pass(c, g, micro, g->mesh.rp > 1 && (g->zero == 2 || micro + 1 == c->accum));
         loss += gpt_loss(g);
     }
-    *sum = gpt_reduce(g, g->mesh.t == 0 ? loss : 0.0, 0.0);
+    *sum = gpt_reduce(g, g->mesh.t == 0 ? loss : 0.0, 0.0, 0.0);
     return sum->loss / scale;
 }
 

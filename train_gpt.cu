@@ -433,9 +433,9 @@ static void gpt_backward(GPT* g, int push) {
 }
 
 // ---- update -----------------------------------------------------------------------------------------------
-// sums over all ranks in rank order; stop: the largest. The only plain collective of a step
+// sums over all ranks in rank order; stop, failed: the largest. The only plain collective of a step
 static Scalars share_scalars(GPT* g, Scalars own) {
-    Scalars all[FO_MAX_RANKS], sum = {0.0, 0.0, 0.0, 0.0, 0.0};
+    Scalars all[FO_MAX_RANKS], sum = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
     char* slots = (char*)g->acts.scalars;
     const int P = fo_group_size(g->world), r = fo_group_rank(g->world);
     FoStream* s = g->comm[GROUP_TP];
@@ -449,6 +449,7 @@ static Scalars share_scalars(GPT* g, Scalars own) {
         sum.comm_ms += all[p].comm_ms;
         sum.loss += all[p].loss;
         sum.stop = all[p].stop > sum.stop ? all[p].stop : sum.stop;
+        sum.failed = all[p].failed > sum.failed ? all[p].failed : sum.failed;
     }
     return sum;
 }
@@ -488,8 +489,8 @@ static void square_sum_own(GPT* g, double* sum, int l) {
  * norms, positions, biases, over the tp group, then with the cut vectors over the replicas. Tells the norm of
  * all gradients; waits. A rank then has the sums of its share of them; gpt_update spreads them.
  */
-static Scalars gpt_reduce(GPT* g, double loss, double stop) {
-    Scalars own = {0.0, 0.0, 0.0, loss, stop};
+static Scalars gpt_reduce(GPT* g, double loss, double stop, double failed) {
+    Scalars own = {0.0, 0.0, 0.0, loss, stop, failed};
     const Mesh* m = &g->mesh;
     const size_t nelem = gpt_replicated(g), share = nelem / (size_t)m->tp, ncut = g->ts.ncut - g->ts.nmatrix;
     float *replicated = (float*)g->grad_staging.partial, *vectors = g->acts.vectors;
@@ -597,8 +598,28 @@ static void on_signal(int sig) {
 
 // the signal that some rank has got, or 0. All ranks ask at the same place, and hear the same
 static int stopping(void* gpt) {
-    Scalars own = {0.0, 0.0, 0.0, 0.0, (double)stop_signal};
+    Scalars own = {0.0, 0.0, 0.0, 0.0, (double)stop_signal, 0.0};
     return (int)share_scalars((GPT*)gpt, own).stop;
+}
+
+/* read_batch -- the next batch of data. A rank that can't read it goes on with zeros, for others wait for it:
+ * once all know (failed_anywhere), they end together. again: the first batch once more.
+ */
+static void read_batch(Trainer* tr, DataLoader* data, int again, char err[TRAIN_ERR]) {
+    if (!tr->failed && ((again && dataloader_reset(data, err)) || dataloader_next_batch(data, err))) {
+        tr->failed = fo_group_size(tr->world) - tr->rank;
+    }
+    if (tr->failed) {
+        const size_t nbytes = (size_t)data->B * (size_t)data->T * sizeof(int);
+        memset(data->inputs, 0, nbytes);
+        memset(data->targets, 0, nbytes);
+    }
+}
+
+// did some rank's data fail? Of several the first one tells why
+static int failed_anywhere(Trainer* tr, Scalars sum) {
+    tr->teller = sum.failed > 0.0 ? fo_group_size(tr->world) - (int)sum.failed : 0;
+    return sum.failed > 0.0;
 }
 
 static int validate(Trainer* tr, char err[TRAIN_ERR]) {
@@ -607,11 +628,10 @@ static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     const int dp = g->mesh.dp;
     int all = (int)(tr->val.ntok / ((size_t)opt->batch * (size_t)opt->seq_len * (size_t)dp));
     int nbatches = opt->val_batches < 0 || opt->val_batches > all ? all : opt->val_batches;
-    Scalars own = {0.0, 0.0, 0.0, 0.0, 0.0};
-    if (dataloader_reset(&tr->val, err)) { return -1; }
+    Scalars own = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
     for (int i = 0; i < nbatches; i++) {
         if (stopping(g)) { return 0; } // after the next step
-        if (dataloader_next_batch(&tr->val, err)) { return -1; }
+        read_batch(tr, &tr->val, i == 0, err);
         gpt_batch(g, tr->val.inputs, tr->val.targets, opt->batch, opt->seq_len);
         gpt_forward(g);
         gpt_head(g, 0.0f, 0);
@@ -620,7 +640,10 @@ static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     }
     double exposed, comm; // of validation: not a step's
     gpt_take_times(g, &exposed, &comm);
-    double loss = share_scalars(g, own).loss / ((double)nbatches * (double)g->N * dp);
+    own.failed = (double)tr->failed;
+    Scalars sum = share_scalars(g, own);
+    if (failed_anywhere(tr, sum)) { return -1; }
+    double loss = sum.loss / ((double)nbatches * (double)g->N * dp);
     if (tr->rank != 0) { return 0; }
     printf("val loss %f\n", loss);
     return logger_val(&tr->logger, tr->step, (float)loss, err);
@@ -636,8 +659,7 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
     double start = fo_now(), own_loss = 0.0;
     for (int micro = 0; micro < tr->grad_accum; micro++) {
         const int push = g->mesh.rp > 1 && (g->zero == 2 || micro + 1 == tr->grad_accum);
-        if (opt->overfit && dataloader_reset(&tr->train, err)) { return -1; }
-        if (dataloader_next_batch(&tr->train, err)) { return -1; }
+        read_batch(tr, &tr->train, opt->overfit, err);
         gpt_batch(g, tr->train.inputs, tr->train.targets, opt->batch, opt->seq_len);
         if (push) { gpt_batch_replicas(g, tr->train.inputs); }
         gpt_forward(g);
@@ -645,7 +667,8 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
         gpt_backward(g, push);
         own_loss += gpt_loss(g);
     }
-    Scalars sum = gpt_reduce(g, g->mesh.t == 0 ? own_loss : 0.0, (double)stop_signal);
+    Scalars sum = gpt_reduce(g, g->mesh.t == 0 ? own_loss : 0.0, (double)stop_signal, (double)tr->failed);
+    if (failed_anywhere(tr, sum)) { return -1; }
     double loss = sum.loss / ntokens;
     float norm = (float)sqrt(sum.square_sum), lr = schedule_lr(&tr->schedule, tr->step);
     // an update by gradients that are not finite would leave no weight that is
@@ -711,11 +734,11 @@ static void rank_main(FoGroup* world, void* arg) {
     fo_require(tr != NULL, "out of memory");
     tr->opt = &run->opt, tr->world = world, tr->rank = fo_group_rank(world);
     run_open(tr);
-    Scalars peak = {tr->peak_tflops, 0.0, 0.0, 0.0, 0.0};
+    Scalars peak = {tr->peak_tflops, 0.0, 0.0, 0.0, 0.0, 0.0};
     tr->peak_tflops = share_scalars(&tr->gpt, peak).square_sum;
     if (tr->rank == 0) { run_print_start(tr); }
     int stop = train_loop(tr, err);
-    if (stop < 0) { user_error(tr->rank, err); }
+    if (stop < 0) { user_error(tr->rank == tr->teller, err); }
     if (tr->rank == 0) {
         int n = tr->step - tr->first_step - 1;
         if (n > 0) { printf("total average iteration time: %f ms\n", tr->sum_ms / n); }

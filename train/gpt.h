@@ -110,9 +110,9 @@ typedef struct {
     int* ids;                             // [dp, N] tokens of all batches
 } GPTActs;
 
-// what a rank tells the others once a step
+// what a rank tells the others once a step. failed: 0, or by how much its rank is below the number of ranks
 typedef struct {
-    double square_sum, exposed_ms, comm_ms, loss, stop;
+    double square_sum, exposed_ms, comm_ms, loss, stop, failed;
 } Scalars;
 
 // what a rank has sent, as counted when it was queued

@@ -10,8 +10,8 @@
 
 // ---- before anything is made ------------------------------------------------------------------------------
 // a signal that our handler takes ends the sleep: the launcher is ending us
-void user_error(int rank, const char* err) {
-    if (rank != 0 && sleep(8) != 0) { _exit(1); }
+void user_error(int tells, const char* err) {
+    if (!tells && sleep(8) != 0) { _exit(1); }
     fo_quit(1, "%s", err);
 }
 
@@ -437,17 +437,17 @@ void run_open(Trainer* tr) {
     if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) ||
         (opt->generate ? size_for_prompts(tr, c, &sized, err)
                        : run_check(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err))) {
-        user_error(tr->rank, err);
+        user_error(tr->rank == 0, err);
     }
     if (opt->out[0] && tr->rank == 0 && !opt->generate && checkpoint_prepare_folder(opt->out, err)) {
-        user_error(0, err);
+        user_error(1, err);
     }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, &sized, tr->world, device);
     if (load_weights(tr, path, err) ||
         (!opt->generate && logger_init(&tr->logger, opt->out, tr->rank, tr->first_step > 0, err))) {
-        user_error(tr->rank, err);
+        user_error(tr->rank == 0, err);
     }
     // all at once, as they will compute; then what a link does while nothing else runs
     fo_group_barrier(tr->world);

@@ -24,6 +24,8 @@ typedef struct {
     const TrainOptions* opt;
     FoGroup* world;
     int rank, step, first_step, nsteps, grad_accum;
+    int failed; // this rank could not read its data: its batches are zeros until all ranks know
+    int teller; // the rank that tells the user's error
     GPT gpt;
     DataLoader train, val;
     Tokenizer tokenizer;
@@ -39,10 +41,11 @@ typedef struct {
     Sent* sent; // --comm-report: before the step that it is about
 } Trainer;
 
-/* user_error -- ends all ranks with the user's error. One that every rank has found is rank 0's to tell: the
- * others give it time, on a busy machine a launcher takes seconds to end processes. Never returns.
+/* user_error -- ends all ranks with the user's error. Of those that call it one tells it, rank 0 if every rank
+ * has found it: the others give it time, on a busy machine a launcher takes seconds to end processes. Never
+ * returns.
  */
-void user_error(int rank, const char* err) __attribute__((noreturn));
+void user_error(int tells, const char* err) __attribute__((noreturn));
 
 // Can this model, batch and mode be cut across the mesh? 0, or -1 with the reason and what would work
 int run_check(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]);

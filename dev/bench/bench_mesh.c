@@ -101,7 +101,7 @@ static void one_step(GPT* g, const int* ids, FoAdamw* a) {
     gpt_backward(g, push);
     gpt_loss(g);
     a->t++;
-    gpt_reduce(g, 0.0, 0.0);
+    gpt_reduce(g, 0.0, 0.0, 0.0);
     gpt_update(g, *a, 0.1f, 1);
 }
 

@@ -70,7 +70,7 @@ static void body(FoGroup* world, void* arg) {
         gpt_head(&g, 1.0f / (float)g.N, 0);
         gpt_backward(&g, 0);
         gpt_loss(&g);
-        gpt_reduce(&g, 0.0, 0.0);
+        gpt_reduce(&g, 0.0, 0.0, 0.0);
         a.t = i + 1;
         gpt_update(&g, a, 0.1f, 1);
         if (i > 0) {

@@ -178,7 +178,7 @@ class Formulas:
         vectors = up_to(up_to(L * 3 * Ca, 64) + up_to(L * F, 64) + replicated // tp, R)
         self.add("B7", 2 * (tp - 1) * replicated // tp * 4, 2 * (tp - 1))
         self.add("B7 dp", 2 * (R - 1) * vectors // R * 4, 2 * (R - 1))
-        self.add("scalars", (dp * up * tp - 1) * 40, dp * up * tp - 1)
+        self.add("scalars", (dp * up * tp - 1) * 48, dp * up * tp - 1)
         self.embedding(tokens, dp, up, tp, d, u, t, p, B, C, Vp)
         self.add("other", 0, 0)
 
@@ -321,6 +321,21 @@ def test_bad_meshes():
             folder=folder)
 
 
+def test_bad_data():
+    """A token that is none, in the data of one dp rank: all end with its line, at once and not when others lose patience."""
+    tokens = [i % 7 for i in range(161)]
+    shard("sound.bin", tokens)
+    shard("damaged.bin", [250 if i % 16 == 12 else x for i, x in enumerate(tokens)])  # rank 1's half of each sample
+    for where, files, mesh, np in (("training", ["-i", "damaged.bin", "-j", "sound.bin"], ("--dp", 2), 0),
+                                   ("training", ["-i", "damaged.bin", "-j", "sound.bin", "-z", 2], ("--dp", 2, "--up", 2), 4),
+                                   ("validating", ["-i", "sound.bin", "-j", "damaged.bin", "-v", 1], ("--dp", 2, "--tp", 2), 4)):
+        if np and not MPI:
+            continue
+        run = refused("token 250|damaged.bin|V=200", *files, *mesh, "-b", 1, "-t", 8, "-x", 3, np=np, left=["main.log"],
+                      model="L=1,C=8,NH=4,V=200,maxT=64")
+        check(run.seconds < 6, f"{where}, {np} processes: {run.seconds:.1f} s")
+
+
 def test_killed():
     if not MPI:
         return
@@ -333,4 +348,4 @@ def test_killed():
 
 
 main((test_meshes, test_same_files, test_accumulation, test_elastic, test_formulas, test_memory, test_bad_meshes,
-      test_killed), make_one, make_long)
+      test_bad_data, test_killed), make_one, make_long)

@@ -296,7 +296,7 @@ static void learn_body(FoGroup* world, void* arg) {
         gpt_head(&g, scale, 0);
         gpt_backward(&g, 0);
         double loss = gpt_loss(&g);
-        Scalars sum = gpt_reduce(&g, 0.0, 0.0);
+        Scalars sum = gpt_reduce(&g, 0.0, 0.0, 0.0);
         float norm = (float)sqrt(sum.square_sum);
         FoAdamw a = {5e-3f, 0.9f, 0.95f, 1e-8f, 0.0f, norm > 1.0f ? 1.0f / norm : 1.0f, i};
         gpt_update(&g, a, 0.0f, 1);
