@@ -1,11 +1,10 @@
-/* test_gpt.cu -- end to end: the program's own model against PyTorch's numbers, on every mesh of dp, up and tp
- * in 1 ... 4 that has 16 rank threads at most.
+/* test_gpt.cu -- end to end: the program's own model against PyTorch's numbers, on every mesh of dp, up and
+ * tp in 1 ... 4 that has 16 rank threads at most.
  *
  * dev/fixture/ holds two tiny models (an even and an odd number of heads), one batch each, and what a float64
  * reference computes for it: loss, logits, every gradient, ten AdamW steps; dev/fixture/README.md derives the
- * tolerances. Each mesh, ZeRO stage, recomputation and mode must come within them; all modes of one mesh, and all
- * stages, must have the same bits.
- * Stop and resume, checkpoints, processes: dev/test/program_test.py.
+ * tolerances. Each mesh, ZeRO stage, recomputation and mode must come within them; all modes of one mesh, and
+ * all stages, must have the same bits. Stop and resume, checkpoints, processes: dev/test/program_test.py.
  */
 #define TESTING
 #include "train_gpt.cu"
@@ -70,8 +69,8 @@ static void read_steps(const char* path, Steps* s) {
     fclose(f);
 }
 
-// a rank's parts of all tensors, which lie as `ts` says -> the case's whole ones. What all replicas have comes
-// from rank 0, what they share from each
+// a rank's parts of all tensors, which lie as `ts` says -> the case's whole ones. What all replicas have
+// comes from rank 0, what they share from each
 static void place(Case* c, const GPT* g, const Tensors* ts, const float* local) {
     const Mesh* m = &g->mesh;
     for (int i = 0; i < NTENSORS; i++) {
@@ -86,8 +85,8 @@ static void place(Case* c, const GPT* g, const Tensors* ts, const float* local) 
     }
 }
 
-// gradients as they are after gpt_reduce: the sums of matrices at the owners of their rows, of vectors spread by
-// the caller
+// gradients as they are after gpt_reduce: the sums of matrices at the owners of their rows, of vectors spread
+// by the caller
 static void place_grads(Case* c, GPT* g) {
     Tensors shared;
     TensorCuts cuts = {g->mesh.tp, g->mesh.t, g->mesh.up, g->mesh.rp, g->mesh.p};

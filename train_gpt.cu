@@ -3,8 +3,8 @@
  *
  * Read gpt_forward, gpt_head and gpt_backward: flat lists of calls, the rows of the table in doc/overlap.md
  * (F1 ... D3) in the margin. Then gpt_reduce and gpt_update, and train_step, the loop. No kernel, no device
- * call: plain C that is also C++. The rank's sizes and memory are in train/gpt.h; files and reports of a run in
- * train/run.h; text in train/generate.h.
+ * call: plain C that is also C++. The rank's sizes and memory are in train/gpt.h; files and reports of a run
+ * in train/run.h; text in train/generate.h.
  */
 #include <math.h>
 #include <signal.h>
@@ -62,7 +62,7 @@ void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) {
     fo_fetch_set(g->fetch, row_ids, Nt, g->first_row, m->tp, m->t, s);
 }
 
-// the embedding's part of wte's gradient, if it is under way, reaches the sums of the rows that this rank owns
+// the embedding's part of wte's gradient, if it is under way, is added to the rows that this rank owns
 static void end_rows(GPT* g) {
     if (!g->rows_travel) { return; }
     const size_t C = (size_t)g->config.C, first = fo_cut((size_t)g->Vl, g->mesh.rp, g->mesh.p);
@@ -71,8 +71,8 @@ static void end_rows(GPT* g) {
     g->rows_travel = 0;
 }
 
-/* gpt_batch_replicas -- the tokens of all replicas, for the rows of wte's gradient that they will exchange (D2).
- * ids: this dp rank's, [B, T] as in gpt_batch, which goes before. Batches of other dp ranks come from them.
+/* gpt_batch_replicas -- the tokens of all replicas, for the rows of wte's gradient that they will exchange
+ * (D2). ids: this dp rank's, [B, T] as in gpt_batch, which goes before. Other dp ranks send theirs.
  */
 static void gpt_batch_replicas(GPT* g, const int* ids) {
     const Mesh* m = &g->mesh;
@@ -285,8 +285,9 @@ static double gpt_loss(GPT* g) {
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
-/* wgrad -- the gradient of unit j of a matrix of layer l, += dout^T @ inp. push: it leaves for the replicas that
- * own its rows, D1; in ZeRO 0 the sums come back at once. Otherwise it stays, for a later micro-step to send.
+/* wgrad -- the gradient of unit j of a matrix of layer l, += dout^T @ inp. push: it leaves for the replicas
+ * that own its rows, among them the up group's; in ZeRO 0 the sums come back (D3) as soon as they are made.
+ * Otherwise it stays, for a later micro-step to send.
  */
 static void wgrad(GPT* g, int push, int tensor, int l, int j, const floatX* dout, const floatX* inp) {
     const TensorUnit whole = tensor_unit(&g->ts, tensor, j);
@@ -485,9 +486,9 @@ static void square_sum_own(GPT* g, double* sum, int l) {
     }
 }
 
-/* gpt_reduce -- the last of the gradients' sums: rows of the embedding (D2), and what is no matrix (B7): layer
- * norms, positions, biases, over the tp group, then with the cut vectors over the replicas. Tells the norm of
- * all gradients; waits. A rank then has the sums of its share of them; gpt_update spreads them.
+/* gpt_reduce -- the last of the gradients' sums: rows of the embedding (D2), and what is no matrix (B7):
+ * layer norms, positions, biases, over the tp group, then with the cut vectors over the replicas. Tells the
+ * norm of all gradients; waits. A rank then has the sums of its share of them; gpt_update spreads them.
  */
 static Scalars gpt_reduce(GPT* g, double loss, double stop, double failed) {
     Scalars own = {0.0, 0.0, 0.0, loss, stop, failed};
@@ -556,9 +557,9 @@ static void update_vectors(GPT* g, FoAdamw a, float weight_decay, int is_cut) {
     }
 }
 
-/* gpt_spread -- the sums of B7 and, in ZeRO 0, of matrices come to all ranks; apply: AdamW on every tensor, from
- * gradients times grad_scale. B7's return under the update of the matrices; in ZeRO 1 and 2 updated rows leave
- * while the next are updated (D3).
+/* gpt_spread -- the sums of B7 and, in ZeRO 0, of matrices come to all ranks; apply: AdamW on every tensor,
+ * from gradients times grad_scale. B7's return under the update of the matrices; in ZeRO 1 and 2 updated rows
+ * leave while the next are updated (D3).
  */
 static void gpt_spread(GPT* g, FoAdamw a, float weight_decay, int apply) {
     const Mesh* m = &g->mesh;

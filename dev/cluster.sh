@@ -137,7 +137,11 @@ enter() {
     local i=$1 n c all list; shift
     n=$(hosts | wc -l)
     read -ra all <<<"$FO_CLUSTER_CORES"; c=${#all[@]}
-    if ((c < n)); then list=${all[i % c]}; else list=$(IFS=,; echo "${all[*]:i * c / n:(i + 1) * c / n - i * c / n}"); fi
+    if ((c < n)); then
+        list=${all[i % c]}
+    else
+        list=$(IFS=,; echo "${all[*]:i * c / n:(i + 1) * c / n - i * c / n}")
+    fi
     # shellcheck disable=SC2016
     exec ip netns exec "$name-h$i" unshare --uts taskset -c "$list" sh -c 'hostname "$0" && exec "$@"' "h$i" "$@"
 }
@@ -168,7 +172,8 @@ run() {
     export PATH=$here:$PATH FO_CLUSTER=$name FO_CLUSTER_CORES OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     enter 0 mpirun --mca plm rsh --mca plm_rsh_agent "cluster.sh remote" --mca plm_rsh_no_tree_spawn 1 \
         --host "$list" -np "$np" --map-by slot --bind-to none --mca mpi_yield_when_idle 1 \
-        --mca orte_tmpdir_base "$files" --mca btl_vader_backing_directory "$files" --mca pml ob1 --mca btl self,vader,tcp \
+        --mca orte_tmpdir_base "$files" --mca btl_vader_backing_directory "$files" \
+        --mca pml ob1 --mca btl self,vader,tcp \
         --mca btl_tcp_if_include 10.78.0.0/24 --mca oob_tcp_if_include 10.78.0.0/24 \
         "$@"
 }
@@ -185,8 +190,9 @@ status() {
     [[ -n $(hosts) ]] || { echo "no cluster '$name'"; exit 1; }
     for ns in $(hosts); do
         link=$(tc -n "$ns" qdisc show dev eth0 | grep -oE '(rate|delay) [^ ]+' | paste -sd ' ')
-        printf '%-5s %-12s %s, %d processes\n' "${ns#"$name"-}" "$(ip -n "$ns" -4 -o addr show eth0 | awk '{print $4}')" \
-            "${link:-not shaped}" "$(ip netns pids "$ns" | wc -l)"
+        printf '%-5s %-12s %s, %d processes\n' "${ns#"$name"-}" \
+            "$(ip -n "$ns" -4 -o addr show eth0 | awk '{print $4}')" "${link:-not shaped}" \
+            "$(ip netns pids "$ns" | wc -l)"
     done
 }
 

@@ -1,4 +1,4 @@
-/* fo_overlap.c -- the flash primitives of tensor parallelism. Read beside arXiv 2604.24013 and doc/overlap.md.
+/* fo_overlap.c -- the flash primitives of tensor parallelism. Beside it: arXiv 2604.24013, doc/overlap.md.
  *
  * fo_exec.c executes the plans, in every mode and topology; the primitives say what a chunk's computation is.
  */

@@ -1,7 +1,7 @@
 /* fo_ulysses.c -- Ulysses by flash overlap: the all-to-alls as pushes of head groups and of chunks of tokens.
  *
- * An all-to-all is the plan of a direct reduce-scatter whose partial sums are final: compute what another rank
- * is to have, push it, own last. See fo_ulysses.h; the table of U1 ... U4 is in doc/overlap.md.
+ * An all-to-all is the plan of a direct reduce-scatter whose partial sums are final: compute what another
+ * rank is to have, push it, own last. See fo_ulysses.h; the table of U1 ... U4 is in doc/overlap.md.
  */
 #include "flashoverlap/fo_ulysses.h"
 #include "flashoverlap/fo_exec.h"

@@ -1,11 +1,11 @@
 /* fo_ulysses.h -- the flash primitives of Ulysses parallelism (U1 ... U4), with those of tensor parallelism
  * (F1, F2, B4, B6) around them.
  *
- * Tokens are cut by the U ranks of an up group, heads inside attention. Two sides, then: on the *token side* a
- * rank has N rows of its own and all heads, on the *heads side* the U*N rows of the group and its own heads.
- * Rows p*N ... of the heads side are the token side's rows of rank p. Where the token side's rows are cut once
- * more, by the tp group, they are the [N, C] of fo_overlap.h, and chunks of the one run inside chunks of the
- * other.
+ * Tokens are cut by the U ranks of an up group, heads inside attention. Two sides, then: on the *token side*
+ * a rank has N rows of its own and all heads, on the *heads side* the U*N rows of the group and its own
+ * heads. Rows p*N ... of the heads side are the token side's rows of rank p. Where the token side's rows are
+ * cut once more, by the tp group, they are the [N, C] of fo_overlap.h, and chunks of the one run inside
+ * chunks of the other.
  *
  * Heads of the tp rank are in U groups; group j goes to up rank j. Weights are stored by group, so that each
  * GEMM makes a message and no pack kernel is needed: qkvw is for each j the rows of q, k and v of group j,
@@ -54,8 +54,8 @@ static inline const floatX* fo_heads_rows(const floatX* heads_side, const floatX
 /* fo_allgather_matmul_alltoall_forward -- F1 and U1: qkv = (all tp ranks' rows) @ weight^T + bias, each head
  * group at its rank.
  *
- * Chunks of rows as they arrive, the own first; of each chunk the head groups one after the other, each pushed
- * to its rank while the next is computed, the own last. On return compute waits for all of qkv.
+ * Chunks of rows as they arrive, the own first; of each chunk the head groups one after the other, each
+ * pushed to its rank while the next is computed, the own last. On return compute waits for all of qkv.
  */
 void fo_allgather_matmul_alltoall_forward(floatX* qkv,          // [U*N, 3*own width]
                                           floatX* send,         // [N, 3*Ca] in blocks
@@ -78,12 +78,13 @@ void fo_allgather_matmul_alltoall_dgrad(floatX* datt,         // [U*N, own width
 // compute waits until everything has arrived and left
 void fo_alltoall_end(FoOverlap* scatter);
 
-/* fo_attention_alltoall_matmul_reducescatter_forward -- U2 and F2: attention of the own heads, and the partial
- * sums of the projection on their way to the rows' owners; fo_reducescatter_end of `reduce` follows.
+/* fo_attention_alltoall_matmul_reducescatter_forward -- U2 and F2: attention of the own heads, and the
+ * partial sums of the projection on their way to the rows' owners; fo_reducescatter_end of `reduce` follows.
  *
- * Attention goes by the owner of the queries, the own last, each chunk pushed to its owner. The own queries are
- * cut by the tp group: attention, then the projection, one head group after the other, the own first, then as
- * they arrived, added in fp32 in this order in every mode. Modes none and slice compute all attention first.
+ * Attention goes by the owner of the queries, the own last, each chunk pushed to its owner. The own queries
+ * are cut by the tp group: attention, then the projection, one head group after the other, the own first,
+ * then as they arrived, added in fp32 in this order in every mode. Modes none and slice compute all attention
+ * first.
  */
 void fo_attention_alltoall_matmul_reducescatter_forward(FoStaging* st,
                                                         floatX* att,        // [U*N, own width]

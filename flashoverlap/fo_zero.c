@@ -1,4 +1,4 @@
-/* fo_zero.c -- data parallelism by flash overlap. See fo_zero.h; the table of D1 ... D3 is in doc/overlap.md. */
+// fo_zero.c -- data parallelism by flash overlap: D1, D2, D3. See fo_zero.h and the table in doc/overlap.md.
 #include "flashoverlap/fo_zero.h"
 #include "flashoverlap/fo_exec.h"
 #include <stdlib.h>

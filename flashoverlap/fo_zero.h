@@ -1,10 +1,10 @@
 /* fo_zero.h -- the flash primitives of data parallelism and ZeRO (D1, D2, D3), over ranks that hold the same
  * weights ("replicas").
  *
- * The rows of each weight have an owner: rank p of P has those from fo_cut(rows, P, p) on. A weight's gradient
- * is computed by owner, own rows last, each part pushed to its owner while the next is computed (D1); the
- * owner adds them in rank order, in fp32. Updated rows come back the same way, under what is computed next
- * (D3). Rows of the token embedding are few: they travel alone (D2).
+ * The rows of each weight have an owner: rank p of P has those from fo_cut(rows, P, p) on. A weight's
+ * gradient is computed by owner, own rows last, each part pushed to its owner while the next is computed
+ * (D1); the owner adds them in rank order, in fp32. Updated rows come back the same way, under what is
+ * computed next (D3). Rows of the token embedding are few: they travel alone (D2).
  */
 #ifndef FO_ZERO_H
 #define FO_ZERO_H
@@ -82,13 +82,13 @@ FoSparse* fo_sparse_create(FoDevice* d, size_t N, size_t rows, int P, int r, int
 void fo_sparse_destroy(FoDevice* d, FoSparse* f);
 size_t fo_sparse_nbytes(size_t N, size_t rows, int P, int r, int C);
 
-/* fo_sparse_set -- ids [P, n]: tokens of each rank, of the whole vocabulary; v0: the first that this rank's table
- * has. Queued on s; s must have passed the previous batch's calls.
+/* fo_sparse_set -- ids [P, n]: tokens of each rank, of the whole vocabulary; v0: the first that this rank's
+ * table has. Queued on s; s must have passed the previous batch's calls.
  */
 void fo_sparse_set(FoSparse* f, const int* ids, size_t n, size_t v0, int P, int r, FoStream* s);
 
-/* fo_sparse_reduce_begin -- D2: own gradient rows, as fo_fetch_encoder_backward_begin has gathered them (st), are
- * summed by row and pushed to the rows' owners. Follows it in place of fo_fetch_encoder_backward_end.
+/* fo_sparse_reduce_begin -- D2: own gradient rows, as fo_fetch_encoder_backward_begin has gathered them (st),
+ * are summed by row and pushed to the rows' owners. Follows it in place of fo_fetch_encoder_backward_end.
  * _end adds them, in rank order, to shard [own rows, C], which other sums have reached before.
  */
 void fo_sparse_reduce_begin(FoSparse* f, FoFetch* fetch, FoStaging* st, int C, FoOverlap* fetched,

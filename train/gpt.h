@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-/* Mesh -- world = dp x up x tp ranks, tp fastest: rank = (d * up + u) * tp + t. Weights are cut by tp, tokens of
- * a batch by up, batches by dp. Ranks of the same t hold the same weights: they are replicas, rp = dp * up.
+/* Mesh -- world = dp x up x tp ranks, tp fastest: rank = (d * up + u) * tp + t. Weights are cut by tp, tokens
+ * of a batch by up, batches by dp. Ranks of the same t hold the same weights: rp = dp * up replicas.
  */
 typedef struct {
     int dp, up, tp, rp; // sizes
@@ -73,8 +73,8 @@ extern const Site gpt_sites[NSITES];
 
 // ---- memory -----------------------------------------------------------------------------------------------
 // N = B*T tokens of the dp rank's batch; Nt = N/up rows of the tp group; n = Nt/tp own rows; Ca, F: the tp
-// rank's attention and FFN widths; Cu, NHu: of them, channels and heads of the own head group. Lk: layers whose
-// activations are kept, L, or 1 where blocks are recomputed
+// rank's attention and FFN widths; Cu, NHu: of them, channels and heads of the own head group. Lk: layers
+// whose activations are kept, L, or 1 where blocks are recomputed
 typedef struct {
     // kept from forward to backward
     floatX* resid; // [L+1, n, C] the residual stream before each layer, and after the last

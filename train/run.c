@@ -151,11 +151,11 @@ int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double no
     return logger_train(&tr->logger, tr->step, loss, lr, norm, err);
 }
 
-// ---- communication -----------------------------------------------------------------------------------------
+// ---- communication ----------------------------------------------------------------------------------------
 enum { SENT_IDS = NSITES + 1, SENT_SCALARS, SENT_FORGOTTEN, NSENT };
 
-// bytes and messages that this rank has queued so far: of each operation, D3, tokens' ids, scalars; and what a
-// group has sent that no operation has counted
+// bytes and messages that this rank has queued so far: of each operation, D3, tokens' ids, scalars; and what
+// a group has sent that no operation has counted
 static void count_sent(const GPT* g, Sent sent[NSENT]) {
     FoGroup* const groups[] = {g->group[GROUP_TP], g->group[GROUP_UP], g->group[GROUP_RP]};
     memset(sent, 0, NSENT * sizeof *sent);

@@ -63,8 +63,8 @@ void run_print_start(const Trainer* tr);
 // one line a step, as llm.c's, ended by what this project is about. Also counts steps, on every rank
 int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double norm_z, float lr,
                    double seconds, Scalars sum, char err[TRAIN_ERR]);
-/* run_comm_report -- what each rank has sent since run_comm_start, by operation: bytes and messages. Collective;
- * rank 0 prints. "other" is what a group has sent beside its operations: 0, or something was forgotten.
+/* run_comm_report -- what each rank has sent since run_comm_start, by operation: bytes and messages.
+ * Collective; rank 0 prints. "other": what a group has sent beside its operations, 0 or one was forgotten.
  */
 void run_comm_start(Trainer* tr);
 void run_comm_report(Trainer* tr);

@@ -17,7 +17,8 @@ for ((i = 1; i <= ROUNDS; i++)); do
     [[ -n $torch ]] || continue
     echo "# round $i: PyTorch, bf16 autocast"
     json=$(mktemp)
-    "$torch" dev/bench/torch_step.py --model "$MODEL" -b "$B" -t "$T" --steps $((STEPS > 1 ? STEPS : 2)) --json "$json" >/dev/null
+    "$torch" dev/bench/torch_step.py --model "$MODEL" -b "$B" -t "$T" --steps $((STEPS > 1 ? STEPS : 2)) \
+        --json "$json" >/dev/null
     theirs+=("$(python3 -c "import json, sys; print('%.1f' % json.load(open(sys.argv[1]))['tok_per_s'])" "$json")")
     rm -f "$json"
     echo "PyTorch ${theirs[-1]} tok/s, ratio $(awk "BEGIN {printf \"%.2f\", ${ours[-1]} / ${theirs[-1]}}")"

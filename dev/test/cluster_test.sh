@@ -1,6 +1,6 @@
 #!/bin/bash
-# Ranks on several hosts: train_gpt on clusters of dev/cluster.sh writes, bit for bit, what rank threads write; killed and
-# stopped runs end everywhere; nothing is left behind. What this machine can't do is said, and counts neither way.
+# Ranks on several hosts: train_gpt on clusters of dev/cluster.sh writes, bit for bit, what rank threads write; killed
+# and stopped runs end everywhere; nothing is left behind. What this machine can't do is said, and counts neither way.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 program=$PWD/${B:?the build folder}/train_gpt

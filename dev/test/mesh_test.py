@@ -73,8 +73,9 @@ def test_same_files():
 def test_accumulation():
     """Micro-steps on every stage: 4 sequences at a time make the same step as 12."""
     def one(name, mesh, b, *args):
-        succeeds(train("-i", "many_train*", "-j", "many_val*", "--dp", mesh[0], "--up", mesh[1], "--tp", mesh[2], "-b", b,
-                       "-t", 16, "-d", 256, "-x", 3, "-l", "1e-3", "-o", name, *args, model="L=2,C=32,NH=4,V=256,maxT=64"))
+        succeeds(train("-i", "many_train*", "-j", "many_val*", "--dp", mesh[0], "--up", mesh[1], "--tp", mesh[2],
+                       "-b", b, "-t", 16, "-d", 256, "-x", 3, "-l", "1e-3", "-o", name, *args,
+                       model="L=2,C=32,NH=4,V=256,maxT=64"))
 
     for zero in (0, 1, 2):
         at_once(lambda: one(f"acc{zero}", (2, 1, 1), 2, "-z", zero), lambda: one(f"up{zero}", (1, 2, 2), 4, "-z", zero))
@@ -239,8 +240,8 @@ def test_formulas():
             run = succeeds(run_mesh(mesh, *args))
         else:  # rows of the embedding are those of the last micro-step: the same tokens in each
             shard("two.bin", tokens[:B * mesh[0] * T + 1])
-            run = succeeds(train("-i", "two.bin", "-j", "two.bin", "--dp", mesh[0], "--up", mesh[1], "--tp", mesh[2], "-b",
-                                 B, "-t", T, "-d", B * T * mesh[0] * accum, *args, model=MODEL))
+            run = succeeds(train("-i", "two.bin", "-j", "two.bin", "--dp", mesh[0], "--up", mesh[1], "--tp", mesh[2],
+                                 "-b", B, "-t", T, "-d", B * T * mesh[0] * accum, *args, model=MODEL))
         got, m = reported(run.out), int(overlap.split(":")[1]) if ":" in overlap else 1
         for rank in range(mesh[0] * mesh[1] * mesh[2]):
             want = Formulas(mesh, rank, 2, 48, 12, 200, 64, B, tokens, accum, m, zero, recompute).sent
@@ -279,15 +280,16 @@ def test_memory():
     optimizer = []
     for zero in (0, 1, 2):
         text = dry("-b", 1, "-t", 256, "--dp", 4, "-z", zero, model="L=8,C=256,NH=8,V=4096,maxT=256").out
-        optimizer.append([int(x) for x in re.search(r"rank 0: .* (\d+) MiB for gr.* (\d+) MiB for Adam", text).groups()])
+        found = re.search(r"rank 0: .* (\d+) MiB for gr.* (\d+) MiB for Adam", text)
+        optimizer.append([int(x) for x in found.groups()])
     check(optimizer[1][1] * 3.6 < optimizer[0][1] and optimizer[1][0] == optimizer[0][0], f"ZeRO 1: {optimizer}")
     check(optimizer[2][0] * 3 < optimizer[0][0] and optimizer[2][1] == optimizer[1][1], f"ZeRO 2: {optimizer}")
     start = time.time()
     run = dry("--world", 1024, "--up", 2, "--tp", 8, "-b", 8, "-t", 1024, "-z", 1, model="gpt2:d48")
     check(time.time() - start < 20, f"1,024 ranks: {time.time() - start:.1f} s")
     check("1024 ranks" in run.out and "D1 128 ranks" in run.out, run.out[-600:])
-    run = Run("-i", "long.bin", "-j", "long.bin", "-e", "L=1,C=16,NH=4,V=200,maxT=16384", "-b", 1, "-t", 16384, "--up", 4,
-              "-x", 1, "-v", 0, "-s", 0, "-r", 3, quick=True)
+    run = Run("-i", "long.bin", "-j", "long.bin", "-e", "L=1,C=16,NH=4,V=200,maxT=16384", "-b", 1, "-t", 16384,
+              "--up", 4, "-x", 1, "-v", 0, "-s", 0, "-r", 3, quick=True)
     succeeds(run, 120)
     check(re.search(r"step +1/1 . loss 5\.\d+", run.out), f"T=16384 at up 4: {run.out[-200:]}")
 

@@ -309,7 +309,8 @@ def bad_state():
     shutil.copytree(f"{tmp}/kept", f"{tmp}/reshaped")
     run = succeeds(train("-x", 4, "-y", 1, "-b", 2, "-o", "reshaped"))
     check("note: a step's batch was 64 tokens and is 32: the data go on at token 128" in run.out, f"a note: {run.out}")
-    refused("another number of shards", "-x", 4, "-y", 1, "-i", "many_train*", "-j", "a_val*", "-o", "kept", folder="kept")
+    refused("another number of shards", "-x", 4, "-y", 1, "-i", "many_train*", "-j", "a_val*", "-o", "kept",
+            folder="kept")
     run = succeeds(train("-x", 1, "-y", 1, "-o", "fresh"))
     check("resuming" not in run.out and steps("fresh") == [1], "nothing to resume: it begins")
 
@@ -492,4 +493,5 @@ def test_odd():
         check(run.rc in (0, 1) and (run.rc == 0 or run.err.count("\n") == 1), f"{run.rc} {run.err}")
 
 
-main((test_new_weights, test_modes, test_ranks, test_formats, test_resume, test_bad_input, test_killed, test_odd, test_dry_run), make_models)
+main((test_new_weights, test_modes, test_ranks, test_formats, test_resume, test_bad_input, test_killed, test_odd,
+      test_dry_run), make_models)
