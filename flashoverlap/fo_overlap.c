@@ -212,12 +212,11 @@ void fo_matmul_reducescatter_dgrad(FoStaging* st, const floatX* dout, const floa
 // ---- attention --------------------------------------------------------------------------------------------
 typedef struct {
     Matmul projection;
-    floatX *att, *dqkv, *datt;
+    floatX* att;
     float* lse;
     const floatX* qkv;
     FoLayout l;
     int NH, hs, query_split;
-    size_t rows_done[FO_MAX_RANKS]; // of each shard
 } Attention;
 
 static void attention_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
@@ -230,23 +229,24 @@ void fo_attention_matmul_reducescatter_forward(FoStaging* st, floatX* att, float
                                                const floatX* weight, FoLayout l, int NH, int hs, int C,
                                                int query_split, FoOverlap* o) {
     size_t N = (size_t)l.B * (size_t)l.T;
-    Attention x = {{st->partial, att, weight, NULL, NH * hs, C, st->wire, NULL, NULL},
-                   att,
-                   NULL,
-                   NULL,
-                   lse,
-                   qkv,
-                   l,
-                   NH,
-                   hs,
-                   query_split,
-                   {0}};
+    Matmul projection = {st->partial, att, weight, NULL, NH * hs, C, st->wire, NULL, NULL};
+    Attention x = {projection, att, lse, qkv, l, NH, hs, query_split};
     if (!query_split) { fo_attention_forward(att, lse, qkv, 0, N, l, NH, hs, o->compute); }
     fo_reducescatter_run(o, st, C, N, attention_chunk, &x);
 }
 
+typedef struct {
+    Matmul projection;
+    floatX *dqkv, *datt;
+    const floatX *qkv, *att;
+    const float* lse;
+    FoLayout l;
+    int NH, hs;
+    size_t rows_done[FO_MAX_RANKS]; // of each shard
+} AttentionBackward;
+
 static void attention_backward_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
-    Attention* x = (Attention*)ctx;
+    AttentionBackward* x = (AttentionBackward*)ctx;
     size_t N = (size_t)x->l.B * (size_t)x->l.T, shard = N / (size_t)x->l.P, p = row0 / shard;
     matmul_dgrad_chunk(&x->projection, row0, n, s);
     x->rows_done[p] += n;
@@ -258,17 +258,8 @@ void fo_allgather_matmul_attention_backward(floatX* dqkv, floatX* datt, floatX* 
                                             const floatX* qkv, const floatX* att, const float* lse,
                                             FoLayout l, int NH, int hs, int C, FoOverlap* o) {
     size_t N = (size_t)l.B * (size_t)l.T;
-    Attention x = {{datt, all, weight, NULL, NH * hs, C, FO_FLOATX, NULL, NULL},
-                   (floatX*)att,
-                   dqkv,
-                   datt,
-                   (float*)lse,
-                   qkv,
-                   l,
-                   NH,
-                   hs,
-                   1,
-                   {0}};
+    Matmul projection = {datt, all, weight, NULL, NH * hs, C, FO_FLOATX, NULL, NULL};
+    AttentionBackward x = {projection, dqkv, datt, qkv, att, lse, l, NH, hs, {0}};
     fo_allgather_run(o, all, (size_t)C * sizeof(floatX), N, attention_backward_chunk, &x);
     if (l.zigzag) { fo_attention_backward(dqkv, datt, qkv, att, lse, 0, N, l, NH, hs, o->compute); }
 }
