@@ -95,11 +95,12 @@ static int group_at(const FoHeads* h, int i) {
     return (h->u + h->U - i) % h->U;
 }
 
-// fp32 sums of rows [row0, row0 + n) become partial sums of the wire's type, unless they are them already
+// where the fp32 sums of rows from row0 on are taken: if the wire is fp32, they are the partial sums already
 static float* sums_of(const FoStaging* st, float* sums, size_t row0, int C) {
     return (st->wire == FO_FP32 ? (float*)st->partial : sums) + row0 * (size_t)C;
 }
 
+// the sums of rows [row0, row0 + n) become partial sums of the wire's type
 static void sums_to_wire(const FoStaging* st, float* sums, size_t row0, size_t n, int C, FoStream* s) {
     const void* parts[1] = {sums + row0 * (size_t)C};
     if (st->wire == FO_FP32) { return; }
@@ -126,6 +127,17 @@ static void attention_rows(const FromHeads* x, size_t row0, size_t n, FoStream* 
     fo_attention_forward(x->att, x->lse, x->qkv, row0, n, x->l, own_heads(x->h), x->h->hs, s);
 }
 
+// heads side [U*N, per*own width] -> token side, in blocks
+static void to_tokens_pieces(FoPieces* io, floatX* heads_side, floatX* tokens, const FoHeads* h, size_t per,
+                             size_t N) {
+    fo__equal_pieces(io->send, heads_side, h->U, N, per * fo_heads_width(h, h->u) * sizeof(floatX));
+    for (int p = 0; p < h->U; p++) {
+        FoPiece recv = {(char*)(tokens + N * per * fo_heads_before(h, p)),
+                        per * fo_heads_width(h, p) * sizeof(floatX), N, 0};
+        io->recv[p] = recv;
+    }
+}
+
 // U2, producer: queries of one owner
 static void attention_piece(void* ctx, int owner, size_t row0, size_t n, FoStream* s) {
     const FromHeads* x = (const FromHeads*)ctx;
@@ -138,12 +150,6 @@ static void projection_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
     const FoHeads* h = x->h;
     size_t C = (size_t)x->C, own = (size_t)h->u * x->N;
     if (x->attends) { attention_rows(x, own + row0, n, s); }
-    if (h->U == 1) {
-        size_t width = fo_heads_width(h, 0);
-        fo_matmul_forward((char*)x->st->partial + row0 * C * fo_dtype_nbytes(x->st->wire),
-                          x->att + row0 * width, x->weight, NULL, n, (int)width, x->C, x->st->wire, s);
-        return;
-    }
     float* sums = sums_of(x->st, x->sums, row0, x->C);
     for (int i = 0; i < h->U; i++) {
         int j = group_at(h, i);
@@ -164,20 +170,18 @@ void fo_attention_alltoall_matmul_reducescatter_forward(FoStaging* st, floatX* a
                                                         float* sums, float* lse, const floatX* qkv,
                                                         const floatX* weight, FoLayout l, const FoHeads* h,
                                                         int C, FoOverlap* scatter, FoOverlap* reduce) {
-    size_t N = (size_t)l.B * (size_t)l.T / (size_t)h->U, own = fo_heads_width(h, h->u);
-    int attends = h->U == 1 || scatter->plan.mode == FO_FLASH;
+    size_t N = (size_t)l.B * (size_t)l.T / (size_t)h->U;
+    int attends = scatter->plan.mode == FO_FLASH;
     FromHeads x = {st, att, att_tokens, sums, lse, qkv, weight, l, h, N, C, attends, scatter};
-    fo__require_direct(scatter, FO_REDUCESCATTER, 0);
-    if (h->U > 1) {
-        FoPieces io;
-        fo__equal_pieces(io.send, att, h->U, N, own * sizeof(floatX));
-        for (int p = 0; p < h->U; p++) {
-            FoPiece recv = {(char*)(att_tokens + N * fo_heads_before(h, p)),
-                            fo_heads_width(h, p) * sizeof(floatX), N, 0};
-            io.recv[p] = recv;
-        }
-        fo__run(scatter, &io, attention_piece, &x);
+    FoPieces io;
+    if (h->U == 1) {
+        fo_attention_matmul_reducescatter_forward(st, att, lse, qkv, weight, l, own_heads(h), h->hs, C, 1,
+                                                  reduce);
+        return;
     }
+    fo__require_direct(scatter, FO_REDUCESCATTER, 0);
+    to_tokens_pieces(&io, att, att_tokens, h, 1, N);
+    fo__run(scatter, &io, attention_piece, &x);
     fo_reducescatter_run(reduce, st, C, N, projection_chunk, &x);
 }
 
@@ -195,17 +199,6 @@ static void keys_piece(void* ctx, int owner, size_t row0, size_t n, FoStream* s)
     (void)owner;
     fo_attention_backward_kv(x->d->dq32, x->d->dkv, x->datt, x->qkv, x->att, x->lse, row0, n, x->l,
                              own_heads(x->h), x->h->hs, s);
-}
-
-// heads side [U*N, per*own width] -> token side, in blocks
-static void to_tokens_pieces(FoPieces* io, floatX* heads_side, floatX* tokens, const FoHeads* h, size_t per,
-                             size_t N) {
-    fo__equal_pieces(io->send, heads_side, h->U, N, per * fo_heads_width(h, h->u) * sizeof(floatX));
-    for (int p = 0; p < h->U; p++) {
-        FoPiece recv = {(char*)(tokens + N * per * fo_heads_before(h, p)),
-                        per * fo_heads_width(h, p) * sizeof(floatX), N, 0};
-        io->recv[p] = recv;
-    }
 }
 
 void fo_attention_backward_alltoall(const FoHeadGrads* d, const floatX* datt, const floatX* qkv,
