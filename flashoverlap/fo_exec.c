@@ -48,13 +48,15 @@ static int received_slot(const FoPlan* plan, int chunk, int from) {
     return plan->topology == FO_DIRECT ? from : (2 * plan->P + plan->r - 2 - chunk / plan->m) % plan->P;
 }
 
-void fo__start(FoOverlap* o) {
+// first half of every primitive: what the communication reads is written, what it overwrites has been read
+static void start(FoOverlap* o) {
     if (!o->marked) { fo_event_record(o->ready, o->compute); }
     o->marked = 0;
     fo_stream_wait(o->comm, o->ready, NULL); // own rows written, buffers read to their end | first exchange
 }
 
-void fo__queue_message(FoOverlap* o, int e, const void* send, size_t nsend, void* recv, size_t nrecv) {
+// exchange e of the plan, with these bytes
+static void queue_message(FoOverlap* o, int e, const void* send, size_t nsend, void* recv, size_t nrecv) {
     const FoExchange* x = &o->plan.exchanges[e];
     fo_comm_begin(o->group, o->comm);
     fo_send(o->group, send, nsend, x->send_to);
@@ -67,7 +69,8 @@ void fo__queue_message(FoOverlap* o, int e, const void* send, size_t nsend, void
     o->nmessages += nsend > 0;
 }
 
-void fo__queue_exchange(FoOverlap* o, int e, const FoPieces* io, int computed) {
+// exchange e with its chunks; computed: the computes are queued too, and it waits for those it depends on
+static void queue_exchange(FoOverlap* o, int e, const FoPieces* io, int computed) {
     const FoPlan* plan = &o->plan;
     const FoExchange* x = &plan->exchanges[e];
     int m = plan->m, k = x->after_computes - 1;
@@ -78,7 +81,7 @@ void fo__queue_exchange(FoOverlap* o, int e, const FoPieces* io, int computed) {
     int slot = plan->kind == FO_ALLGATHER ? x->recv / m : received_slot(plan, x->recv, x->recv_from);
     Chunk send = chunk_of(&io->send[x->send / m], m, x->send % m);
     Chunk recv = chunk_of(&io->recv[slot], m, x->recv % m);
-    fo__queue_message(o, e, send.at, send.nbytes, recv.at, recv.nbytes);
+    queue_message(o, e, send.at, send.nbytes, recv.at, recv.nbytes);
 }
 
 void fo__wait(FoOverlap* o, int n) {
@@ -89,10 +92,10 @@ void fo__wait(FoOverlap* o, int n) {
 void fo__run(FoOverlap* o, const FoPieces* io, FoPieceFn fn, void* ctx) {
     const FoPlan* plan = &o->plan;
     int e = 0, m = plan->m;
-    fo__start(o);
+    start(o);
     for (int k = 0; k <= plan->ncomputes; k++) {
         for (; e < plan->nexchanges && plan->exchanges[e].after_computes <= k; e++) {
-            fo__queue_exchange(o, e, io, fn != NULL);
+            queue_exchange(o, e, io, fn != NULL);
         }
         if (k == plan->ncomputes) { break; }
         const FoCompute* c = &plan->computes[k];
@@ -112,9 +115,23 @@ void fo__run(FoOverlap* o, const FoPieces* io, FoPieceFn fn, void* ctx) {
 }
 
 void fo__begin(FoOverlap* o, const FoPieces* io) {
-    fo__start(o);
+    start(o);
     for (int e = 0; e < o->plan.nexchanges; e++) {
-        fo__queue_exchange(o, e, io, 0);
+        queue_exchange(o, e, io, 0);
     }
     if (o->plan.mode == FO_NONE) { fo__wait(o, o->plan.nexchanges); }
+}
+
+void fo__begin_groups(FoOverlap* o, const void* send, const size_t send_first[], void* recv,
+                      const size_t recv_first[], size_t row_nbytes) {
+    const FoPlan* plan = &o->plan;
+    o->marked = 0; // a mark made before this call can't speak for the rows packed just now
+    start(o);
+    for (int e = 0; e < plan->nexchanges; e++) {
+        const size_t *to = &send_first[plan->exchanges[e].send_to],
+                     *from = &recv_first[plan->exchanges[e].recv_from];
+        queue_message(o, e, (const char*)send + to[0] * row_nbytes, (to[1] - to[0]) * row_nbytes,
+                      (char*)recv + from[0] * row_nbytes, (from[1] - from[0]) * row_nbytes);
+    }
+    if (plan->mode == FO_NONE) { fo__wait(o, plan->nexchanges); }
 }

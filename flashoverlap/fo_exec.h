@@ -18,11 +18,10 @@ typedef struct {
 // where the bytes of a plan's chunks lie
 typedef struct {
     FoPiece send[FO_MAX_RANKS]; // by the owner of the chunk
-    FoPiece
-        recv[FO_MAX_RANKS]; // gather: by the owner of the chunk; reduce-scatter: by the rank it comes from,
-                            // along a ring by the hop
-    FoDtype wire;           // of a ring's adds
-    size_t row_nelem;
+    // gather: by the owner of the chunk; reduce-scatter: by the rank it comes from, along a ring by the hop
+    FoPiece recv[FO_MAX_RANKS];
+    FoDtype wire;     // of a ring's adds; of no other plan
+    size_t row_nelem; // the same
 } FoPieces;
 
 // queues the computation of rows [row0, row0 + n) of `owner` on s
@@ -33,12 +32,6 @@ void fo__equal_pieces(FoPiece pieces[FO_MAX_RANKS], void* base, int P, size_t n,
 // pieces of an array of N rows, of which rank p has those from fo_cut(N, P, p) on
 void fo__cut_pieces(FoPiece pieces[FO_MAX_RANKS], void* base, int P, size_t N, size_t row_nbytes);
 
-// first half of every primitive: what the communication reads is written, what it overwrites has been read
-void fo__start(FoOverlap* o);
-// queues exchange e; computed: the plan's computes are queued too, and it waits for those it depends on
-void fo__queue_exchange(FoOverlap* o, int e, const FoPieces* io, int computed);
-// one exchange that is no plan's chunk, with the peers of exchange e
-void fo__queue_message(FoOverlap* o, int e, const void* send, size_t nsend, void* recv, size_t nrecv);
 // compute waits until the first n exchanges are done; what it stands still counts as exposed
 void fo__wait(FoOverlap* o, int n);
 /* queues both lists of the plan, each part as soon as what it waits for is queued. fn NULL: what would be
@@ -47,6 +40,10 @@ void fo__wait(FoOverlap* o, int n);
 void fo__run(FoOverlap* o, const FoPieces* io, FoPieceFn fn, void* ctx);
 // queues all exchanges of a gather whose computation is elsewhere. Mode none waits for them
 void fo__begin(FoOverlap* o, const FoPieces* io);
+// the same with rows that are not as many for each peer: group p of send, its rows from send_first[p] to
+// send_first[p+1], goes to rank p, and group p of recv comes from it. fo_overlap_mark has no effect on it
+void fo__begin_groups(FoOverlap* o, const void* send, const size_t send_first[], void* recv,
+                      const size_t recv_first[], size_t row_nbytes);
 void fo__require_kind(const FoOverlap* o, FoKind kind);
 // also direct, and, if whole, with m = 1
 void fo__require_direct(const FoOverlap* o, FoKind kind, int whole);

@@ -97,17 +97,10 @@ void fo_fetch_encoder_forward(floatX* out, const floatX* table, const floatX* wp
                               FoStaging* st, int C, FoOverlap* o) {
     require_direct(o);
     const FoPlan* plan = &o->plan;
-    const size_t row = (size_t)C * sizeof(floatX);
     floatX* pack = (floatX*)st->partial;     // [give, C]
     floatX* fetched = (floatX*)st->received; // [need, C]
     fo_gather_rows(pack, table, f->idx, f->give[plan->P], C, o->compute);
-    o->marked = 0; // a mark made before this call can't speak for the rows packed in it
-    fo__start(o);
-    for (int e = 0; e < plan->nexchanges; e++) {
-        int to = plan->exchanges[e].send_to, from = plan->exchanges[e].recv_from;
-        fo__queue_message(o, e, pack + f->give[to] * (size_t)C, ngroup(f->give, to) * row,
-                          fetched + f->need[from] * (size_t)C, ngroup(f->need, from) * row);
-    }
+    fo__begin_groups(o, pack, f->give, fetched, f->need, (size_t)C * sizeof(floatX));
     for (int k = 0; k < plan->ncomputes; k++) {
         const FoCompute* c = &plan->computes[k];
         int p = c->chunk;
@@ -120,21 +113,13 @@ void fo_fetch_encoder_forward(floatX* out, const floatX* table, const floatX* wp
 void fo_fetch_encoder_backward_begin(const floatX* dout, FoFetch* f, FoStaging* st, int C, FoOverlap* o) {
     require_direct(o);
     const FoPlan* plan = &o->plan;
-    const size_t row = (size_t)C * sizeof(floatX);
     floatX* pack = (floatX*)st->received; // [need, C]; the own group goes straight to its place among `rows`
     floatX* rows = (floatX*)st->partial;  // [give, C]
     for (int p = 0; p < plan->P; p++) {
         floatX* dst = p == plan->r ? rows + f->give[p] * (size_t)C : pack + f->need[p] * (size_t)C;
         fo_gather_rows(dst, dout, f->tok + f->need[p], ngroup(f->need, p), C, o->compute);
     }
-    o->marked = 0;
-    fo__start(o);
-    for (int e = 0; e < plan->nexchanges; e++) {
-        int to = plan->exchanges[e].send_to, from = plan->exchanges[e].recv_from;
-        fo__queue_message(o, e, pack + f->need[to] * (size_t)C, ngroup(f->need, to) * row,
-                          rows + f->give[from] * (size_t)C, ngroup(f->give, from) * row);
-    }
-    if (plan->mode == FO_NONE) { fo_allgather_end(o); }
+    fo__begin_groups(o, pack, f->need, rows, f->give, (size_t)C * sizeof(floatX));
 }
 
 void fo_fetch_encoder_backward_end(float* dtable, FoFetch* f, FoStaging* st, int C, FoOverlap* o) {

@@ -161,23 +161,15 @@ void fo_sparse_set(FoSparse* f, const int* ids, size_t n, size_t v0, int P, int 
 
 void fo_sparse_reduce_begin(FoSparse* f, FoFetch* fetch, FoStaging* st, int C, FoOverlap* fetched,
                             FoOverlap* o) {
-    const FoPlan* plan = &o->plan;
-    size_t row = (size_t)C * sizeof(float);
+    size_t row = (size_t)C * sizeof(float), want = f->give[o->plan.P];
     fo__require_direct(o, FO_ALLGATHER, 1);
-    fo_require(fetch->nuniq == f->give[plan->P], "%s: %zu different rows, %zu were expected", o->name,
-               fetch->nuniq, f->give[plan->P]);
+    fo_require(fetch->nuniq == want, "%s: %zu different rows, %zu were expected", o->name, fetch->nuniq,
+               want);
     fo_allgather_end(fetched); // all gradient rows are here | they are added
     fo_zero(f->compact, fetch->nuniq * row, o->compute);
     fo_scatter_add_rows(f->compact, (const floatX*)st->partial, f->identity, fetch->start, fetch->order,
                         fetch->nuniq, C, o->compute);
-    o->marked = 0;
-    fo__start(o);
-    for (int e = 0; e < plan->nexchanges; e++) {
-        int to = plan->exchanges[e].send_to, from = plan->exchanges[e].recv_from;
-        fo__queue_message(o, e, f->compact + f->give[to] * (size_t)C, (f->give[to + 1] - f->give[to]) * row,
-                          f->received + f->take[from] * (size_t)C, (f->take[from + 1] - f->take[from]) * row);
-    }
-    if (plan->mode == FO_NONE) { fo_allgather_end(o); }
+    fo__begin_groups(o, f->compact, f->give, f->received, f->take, row);
 }
 
 void fo_sparse_reduce_end(FoSparse* f, float* shard, int C, FoOverlap* o) {
