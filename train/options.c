@@ -371,6 +371,7 @@ static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
         return train_error(err, "%s needs a folder: --out DIR",
                            o->resume ? "--resume 1" : "--checkpoint-every");
     }
+    if (o->generate && o->dry_run) { return train_error(err, "--generate and --dry-run: want one of them"); }
     if (o->prompt[0] && o->prompt_file[0]) {
         return train_error(err, "--prompt and --prompt-file: want one of them");
     }

@@ -2,6 +2,7 @@
 #include "train/prompts.h"
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 // room for one prompt more, of so many tokens
 static int* grow(Prompts* p, size_t ntokens) {
@@ -50,11 +51,17 @@ static int add(Prompts* p, const char* text, const Tokenizer* tk, int most, cons
 }
 
 static int read_lines(Prompts* p, const char* path, const Tokenizer* tk, int most, char err[TRAIN_ERR]) {
-    FILE* f = fopen(path, "rb");
     char *text = NULL, where[300];
     size_t room = 0;
     ssize_t nbytes;
+    struct stat info;
     int rc = 0;
+    // every rank reads it: of a pipe each would get a part, and /dev/zero is a line without end
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
+        return train_error(err, "--prompt-file: can't read %s: it is not a regular file",
+                           data_path_tail(path));
+    }
+    FILE* f = fopen(path, "rb");
     if (!f) {
         return train_error(err, "--prompt-file: can't open %s: %s", data_path_tail(path), strerror(errno));
     }
