@@ -711,7 +711,8 @@ static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
             (last || (opt->checkpoint_every > 0 && s % opt->checkpoint_every == 0))) {
             if (run_write_checkpoint(tr, err)) { return -1; }
         }
-        if (last) { return stop; }
+        // a signal may have cut the last validation or text short
+        if (last) { return stop ? stop : stopping(&tr->gpt); }
         const int reports = opt->comm_report && s == tr->first_step;
         if (reports) { run_comm_start(tr); }
         stop = train_step(tr, err);

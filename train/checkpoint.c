@@ -750,6 +750,33 @@ int checkpoint_import_llmc(const char* dir, int step, LlmcPosition* position, co
 }
 
 // ---- output folder ----------------------------------------------------------------------------------------
+static int remove_file(const char* path, char err[TRAIN_ERR]) {
+    if (unlink(path) == 0 || errno == ENOENT) { return 0; }
+    return train_error(err, "%s: cannot be deleted: %s", path, strerror(errno));
+}
+
+// files under way of a run that was killed
+static int remove_unfinished(const char* dir, char err[TRAIN_ERR]) {
+    int rc = 0;
+    DIR* d = opendir(dir);
+    if (!d) { return train_error(err, "output folder %s: cannot be read: %s", dir, strerror(errno)); }
+    for (struct dirent* e; rc == 0 && (e = readdir(d)) != NULL;) {
+        char path[CHECKPOINT_PATH], names[2][32];
+        int step;
+        if (sscanf(e->d_name, "model_%d.bin.tmp", &step) != 1 &&
+            sscanf(e->d_name, "state_%d.bin.tmp", &step) != 1) {
+            continue;
+        }
+        (void)snprintf(names[0], sizeof names[0], "model_%08d.bin.tmp", step);
+        (void)snprintf(names[1], sizeof names[1], "state_%08d.bin.tmp", step);
+        if (strcmp(e->d_name, names[0]) != 0 && strcmp(e->d_name, names[1]) != 0) { continue; }
+        (void)snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+        rc = remove_file(path, err);
+    }
+    closedir(d);
+    return rc;
+}
+
 int checkpoint_prepare_folder(const char* dir, char err[TRAIN_ERR]) {
     char probe[CHECKPOINT_PATH];
     const size_t most = CHECKPOINT_PATH - 32; // the longest of our names and ".tmp" must fit behind it
@@ -772,7 +799,7 @@ int checkpoint_prepare_folder(const char* dir, char err[TRAIN_ERR]) {
     }
     close(fd);
     (void)unlink(probe);
-    return 0;
+    return remove_unfinished(dir, err);
 }
 
 void checkpoint_path(char path[CHECKPOINT_PATH], const char* dir, const char* kind, int step) {
@@ -818,11 +845,6 @@ static int done_steps(const char* dir, int** steps, char err[TRAIN_ERR]) {
     closedir(d);
     if (n > 0) { qsort(*steps, n, sizeof(int), newest_first); }
     return (int)n;
-}
-
-static int remove_file(const char* path, char err[TRAIN_ERR]) {
-    if (unlink(path) == 0 || errno == ENOENT) { return 0; }
-    return train_error(err, "%s: cannot be deleted: %s", path, strerror(errno));
 }
 
 // how many files a folder has that are named as llm.c's ranks name their states of a step; drop: they are

@@ -308,8 +308,8 @@ static int load_llmc(Trainer* tr, char err[TRAIN_ERR]) {
         return -1;
     }
     if (tr->rank == 0) {
-        printf("note: step %d of %s was written by %d ranks of llm.c%s%s\n", tr->first_step, dir, at.nproc,
-               err[0] ? "; " : "", err);
+        printf("note: step %d of %s was written by %d rank%s of llm.c%s%s\n", tr->first_step, dir, at.nproc,
+               at.nproc > 1 ? "s" : "", err[0] ? "; " : "", err);
     }
     // as many tokens into the shard, as far as it can be known: llm.c does not store its -b
     size_t sample = at.sample_idx * (size_t)at.nproc / (size_t)g->mesh.dp;

@@ -347,7 +347,32 @@ def test_killed():
     os.kill(run.ranks()[2], signal.SIGKILL)
     run.wait(60)
     check(run.rc != 0 and time.time() - start < 10, f"{time.time() - start:.1f} s, exit status {run.rc}")
+    half = lambda: [f for f in os.listdir(f"{tmp}/killed") if f.endswith(".bin.tmp")]
+    large = "L=2,C=256,NH=4,V=4096,maxT=64"
+    run = train("-x", 1000000, "-n", 1, *mesh_args(2, 1, 2), "-o", "killed", np=4, model=large)
+    while not half() and not run.ended():
+        time.sleep(0.001)
+    os.kill(run.ranks()[1], signal.SIGKILL)
+    check(run.wait(10).rc != 0, "killed while it writes a checkpoint")
+    left = half() + [write("killed/state_00000099.bin.tmp", b"x")]
+    write("killed/model_1.bin.tmp", b"x")
+    succeeds(train("-x", 1, "-b", 1, "-t", T, "-o", "killed", model=large))
+    check(half() == ["model_1.bin.tmp"], f"of {left} and somebody else's model_1.bin.tmp stay {half()}")
+
+
+def test_stopped_last():
+    """A signal in the last validation or text: what is cut short is no success."""
+    def one(before, *args):
+        run = train("-x", 1, "--dp", 2, "-b", 1, *args, "-o", before[:4], "--link", "1000,0", quick=False)
+        run.wait_for(before)
+        run.process.send_signal(signal.SIGINT)
+        run.wait(30)
+        check(run.rc == 130 and steps(before[:4]) == [1], f"exit status {run.rc}: {run.out[-300:]}")
+        check("stopped by signal 2 after step 1" in run.out, run.out[-300:])
+
+    at_once(lambda: one("step    1/", "-v", 1000, "-m", -1, "--pace", "1e-4"),
+            lambda: one("generating", "-s", 1000, "-g", 64, "--pace", "1e-5"))
 
 
 main((test_meshes, test_same_files, test_accumulation, test_elastic, test_formulas, test_memory, test_bad_meshes,
-      test_bad_data, test_killed), make_one, make_long)
+      test_bad_data, test_killed, test_stopped_last), make_one, make_long)
