@@ -457,17 +457,16 @@ static Scalars share_scalars(GPT* g, Scalars own) {
 
 // the rows of unit j of a matrix that this replica owns, whether it has others or not
 typedef struct {
-    size_t first, nelem; // row; elements
-    size_t param, state; // where they are in layer 0 of params, and of m, v and master
-    size_t unit, rows, cols;
+    size_t nelem;
+    size_t param, state;     // where they are in layer 0 of params, and of m, v and master
+    size_t unit, rows, cols; // where the whole unit is in layer 0 of params; its shape
 } OwnRows;
 
 static OwnRows own_rows(const GPT* g, int tensor, int j) {
     const TensorUnit whole = tensor_unit(&g->ts, tensor, j), held = tensor_unit(&g->os, tensor, j);
+    const size_t first = fo_cut(whole.rows, g->mesh.rp, g->mesh.p);
     OwnRows x;
-    size_t first = fo_cut(whole.rows, g->mesh.rp, g->mesh.p),
-           end = fo_cut(whole.rows, g->mesh.rp, g->mesh.p + 1);
-    x.first = first, x.nelem = (end - first) * whole.cols;
+    x.nelem = fo_cut_n(whole.rows, g->mesh.rp, g->mesh.p) * whole.cols;
     x.unit = g->ts.t[tensor].offset + whole.offset, x.rows = whole.rows, x.cols = whole.cols;
     x.param = x.unit + first * whole.cols;
     x.state = g->os.t[tensor].offset + held.offset + (first - held.row0) * whole.cols;

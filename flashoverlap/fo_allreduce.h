@@ -8,7 +8,6 @@
 #define FO_ALLREDUCE_H
 #include "flashoverlap/fo_comm.h"
 #include "flashoverlap/fo_model.h"
-#include "flashoverlap/fo_ops.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -20,7 +19,7 @@ extern "C" {
  * Ranks    collective over g; same plan and nelem. A rank sends fo_allreduce_nbytes.
  */
 void fo_allreduce(FoAllreduce plan, float* sum, // [nelem]
-                  float* parts, // [P, nelem]: the own part is there; the others are written, all or not
+                  float* parts, // [P, nelem], the own part in place; the others are overwritten
                   size_t nelem, FoGroup* g, FoStream* s);
 
 // what rank r of P sends

@@ -26,7 +26,7 @@ void fo__equal_pieces(FoPiece pieces[FO_MAX_RANKS], void* base, int P, size_t n,
 void fo__cut_pieces(FoPiece pieces[FO_MAX_RANKS], void* base, int P, size_t N, size_t row_nbytes) {
     for (int p = 0; p < P; p++) {
         size_t first = fo_cut(N, P, p);
-        FoPiece piece = {(char*)base + first * row_nbytes, row_nbytes, fo_cut(N, P, p + 1) - first, first};
+        FoPiece piece = {(char*)base + first * row_nbytes, row_nbytes, fo_cut_n(N, P, p), first};
         pieces[p] = piece;
     }
 }
@@ -38,7 +38,7 @@ typedef struct {
 } Chunk;
 
 static Chunk chunk_of(const FoPiece* p, int m, int s) {
-    size_t row = fo_cut(p->n, m, s), n = fo_cut(p->n, m, s + 1) - row;
+    size_t row = fo_cut(p->n, m, s), n = fo_cut_n(p->n, m, s);
     Chunk c = {p->base + row * p->row_nbytes, p->first + row, n, n * p->row_nbytes};
     return c;
 }

@@ -16,11 +16,14 @@
 extern "C" {
 #endif
 
-// first of `n` things that rank r of P has; it has fo_cut(n, P, r+1) - fo_cut(n, P, r). The first n % P have
-// one more.
+// first of `n` things that rank r of P has. The first n % P ranks have one more than the others
 static inline size_t fo_cut(size_t n, int P, int r) {
     size_t q = n / (size_t)P, rest = n % (size_t)P, k = (size_t)r;
     return k * q + (k < rest ? k : rest);
+}
+// how many it has
+static inline size_t fo_cut_n(size_t n, int P, int r) {
+    return fo_cut(n, P, r + 1) - fo_cut(n, P, r);
 }
 
 // ---- order of rows ----------------------------------------------------------------------------------------

@@ -3,14 +3,6 @@
 #include "flashoverlap/fo_exec.h"
 #include <stdlib.h>
 
-static size_t own_first(size_t N, const FoOverlap* o) {
-    return fo_cut(N, o->plan.P, o->plan.r);
-}
-
-static size_t own_rows(size_t N, const FoOverlap* o) {
-    return fo_cut(N, o->plan.P, o->plan.r + 1) - own_first(N, o);
-}
-
 // ---- D1 ---------------------------------------------------------------------------------------------------
 typedef struct {
     float* dweight;
@@ -31,7 +23,7 @@ static void slot_end(FoGradSlot* slot) {
     slot->pending = 0;
     FoOverlap* o = slot->o;
     int P = o->plan.P, r = o->plan.r;
-    size_t nelem = own_rows(slot->rows, o) * slot->K;
+    size_t nelem = fo_cut_n(slot->rows, P, r) * slot->K;
     for (int p = 0; p < P; p++) {
         parts[p] = p == r ? slot->own : slot->received + (size_t)(p < r ? p : p - 1) * nelem;
     }
@@ -62,16 +54,16 @@ void fo_reducer_wgrad(FoReducer* r, FoGradSlot* slot, float* dweight, float* sha
         fo_zero(dweight, (size_t)OC * (size_t)K * sizeof(float), o->compute);
     }
     Wgrad x = {dweight, dout, inp, n, K, OC};
-    size_t row_nbytes = (size_t)K * sizeof(float), own = own_rows((size_t)OC, o);
+    const int P = o->plan.P, own = o->plan.r;
+    const size_t row_nbytes = (size_t)K * sizeof(float), nown = fo_cut_n((size_t)OC, P, own);
     FoPieces io;
-    fo__cut_pieces(io.send, dweight, o->plan.P, (size_t)OC, row_nbytes);
-    for (int p = 0; p < o->plan.P; p++) {
-        int at = p < o->plan.r ? p : p - 1;
-        FoPiece recv = {(char*)(slot->received + (size_t)(p == o->plan.r ? 0 : at) * own * (size_t)K),
-                        row_nbytes, own, 0};
+    fo__cut_pieces(io.send, dweight, P, (size_t)OC, row_nbytes);
+    for (int p = 0; p < P; p++) {
+        int at = p < own ? p : p == own ? 0 : p - 1; // a slot for each of the others, in their order
+        FoPiece recv = {(char*)(slot->received + (size_t)at * nown * (size_t)K), row_nbytes, nown, 0};
         io.recv[p] = recv;
     }
-    slot->all = dweight, slot->own = dweight + own_first((size_t)OC, o) * (size_t)K, slot->shard = shard;
+    slot->all = dweight, slot->own = dweight + fo_cut((size_t)OC, P, own) * (size_t)K, slot->shard = shard;
     slot->rows = (size_t)OC, slot->K = (size_t)K, slot->back = back;
     fo__run(o, &io, wgrad_piece, &x);
     slot->pending = 1;
@@ -101,7 +93,7 @@ static size_t min_size(size_t a, size_t b) {
 
 // entries that all ranks together can have of the own rows
 static size_t entries(size_t most, size_t rows, int P, int r) {
-    return (size_t)P * min_size(most, fo_cut(rows, P, r + 1) - fo_cut(rows, P, r));
+    return (size_t)P * min_size(most, fo_cut_n(rows, P, r));
 }
 
 size_t fo_sparse_nbytes(size_t N, size_t rows, int P, int r, int C) {

@@ -147,12 +147,12 @@ static void carve_grads(GPT* g) {
     for (int i = WTE + 1; i < NTENSORS; i++) {
         for (int j = 0; g->ts.t[i].sharded && j < tensor_nunits(&g->ts, i); j++) {
             TensorUnit u = tensor_unit(&g->ts, i, j);
-            size_t own = (fo_cut(u.rows, g->mesh.rp, g->mesh.p + 1) - fo_cut(u.rows, g->mesh.rp, g->mesh.p));
+            size_t own = fo_cut_n(u.rows, g->mesh.rp, g->mesh.p) * u.cols;
             most = u.rows * u.cols > most ? u.rows * u.cols : most;
-            most_own = own * u.cols > most_own ? own * u.cols : most_own;
+            most_own = own > most_own ? own : most_own;
         }
     }
-    size_t V = (size_t)g->Vl, own_V = fo_cut(V, g->mesh.rp, g->mesh.p + 1) - fo_cut(V, g->mesh.rp, g->mesh.p);
+    size_t V = (size_t)g->Vl, own_V = fo_cut_n(V, g->mesh.rp, g->mesh.p);
     for (int i = 0; i <= FO_GRAD_SLOTS; i++) {
         const int wte = i == FO_GRAD_SLOTS;
         CARVE(&a->grad_received[i], (rp - 1) * (wte ? own_V * C : most_own), float);
@@ -180,11 +180,11 @@ void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
     TensorCuts whole = {m.tp, m.t, m.up, 1, 0}, shared = {m.tp, m.t, m.up, m.rp, m.p};
     tensors_init(&g->ts, c, whole);
     tensors_init(&g->os, c, g->zero ? shared : whole);
-    int NHl = (int)(fo_cut((size_t)c.NH, m.tp, m.t + 1) - fo_cut((size_t)c.NH, m.tp, m.t));
+    int NHl = (int)fo_cut_n((size_t)c.NH, m.tp, m.t);
     g->heads = fo_heads(NHl, hs, m.up, m.u);
     g->NHu = g->heads.head[m.u + 1] - g->heads.head[m.u];
     g->Ca = NHl * hs, g->Cu = g->NHu * hs;
-    g->F = (int)(fo_cut((size_t)c.C * 4, m.tp, m.t + 1) - fo_cut((size_t)c.C * 4, m.tp, m.t));
+    g->F = (int)fo_cut_n((size_t)c.C * 4, m.tp, m.t);
     for (int p = 0; p <= m.tp; p++) {
         g->first_row[p] = fo_cut((size_t)c.Vp, m.tp, p);
     }

@@ -14,9 +14,8 @@ typedef struct {
 
 static HeadGroup head_group(const Tensors* ts, int t, int j) {
     const size_t NH = (size_t)ts->config.NH, hs = (size_t)ts->config.C / NH;
-    const size_t first = fo_cut(NH, ts->cuts.tp, t), nheads = fo_cut(NH, ts->cuts.tp, t + 1) - first;
-    const size_t h0 = fo_cut(nheads, ts->cuts.up, j), h1 = fo_cut(nheads, ts->cuts.up, j + 1);
-    HeadGroup g = {(first + h0) * hs, (h1 - h0) * hs};
+    const size_t first = fo_cut(NH, ts->cuts.tp, t), nheads = fo_cut_n(NH, ts->cuts.tp, t);
+    HeadGroup g = {(first + fo_cut(nheads, ts->cuts.up, j)) * hs, fo_cut_n(nheads, ts->cuts.up, j) * hs};
     return g;
 }
 
@@ -39,11 +38,11 @@ static int unit_boxes(const Tensors* ts, int tensor, int t, int j, TensorBox box
     case CUT_NONE: break;
     case CUT_ROWS:
         box.row0 = fo_cut(x->rows, tp, t);
-        box.nrows = fo_cut(x->rows, tp, t + 1) - box.row0;
+        box.nrows = fo_cut_n(x->rows, tp, t);
         break;
     case CUT_COLS:
         box.col0 = fo_cut(x->cols, tp, t);
-        box.ncols = fo_cut(x->cols, tp, t + 1) - box.col0;
+        box.ncols = fo_cut_n(x->cols, tp, t);
         break;
     case CUT_HEADS:
         box.col0 = head_group(ts, t, j).c0;

@@ -11,7 +11,7 @@
 
 // the owner's part of `rows` rows
 static size_t rows_of(const Rank* k, size_t rows, int p) {
-    return fo_cut(rows, k->U, p + 1) - fo_cut(rows, k->U, p);
+    return fo_cut_n(rows, k->U, p);
 }
 
 // messages of n rows in m sub-chunks: those of no rows aren't sent
@@ -342,7 +342,7 @@ typedef struct {
 
 static Table table_of(const Rank* k) {
     Table t;
-    t.v0 = fo_cut(V, k->P, k->r), t.rows = fo_cut(V, k->P, k->r + 1) - t.v0;
+    t.v0 = fo_cut(V, k->P, k->r), t.rows = fo_cut_n(V, k->P, k->r);
     t.first = fo_cut(t.rows, k->U, k->u), t.own = rows_of(k, t.rows, k->u);
     return t;
 }
