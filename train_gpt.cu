@@ -36,12 +36,12 @@ void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) {
             size_t row = fo_layout_row(layout, b, t), from = (size_t)b * (size_t)T + (size_t)t;
             if (row / Nt != (size_t)m->u) { continue; } // another up rank's
             row %= Nt;
-            size_t p = row / n, i = row % n;
+            size_t owner = row / n, i = row % n;
             row_ids[row] = ids[from];
             // the head's order: slice, then owner, then row of the owner's slice
-            head_targets[(i / per_slice * (size_t)m->tp + p) * per_slice + i % per_slice] =
+            head_targets[(i / per_slice * (size_t)m->tp + owner) * per_slice + i % per_slice] =
                 targets ? targets[from] : 0;
-            if ((int)p == m->t) {
+            if ((int)owner == m->t) {
                 // beyond: rows that only fill up, when generating
                 pos[i] = t < g->config.maxT ? t : g->config.maxT - 1;
                 order[nth++] = (int)i;
@@ -67,7 +67,7 @@ static void end_rows(GPT* g) {
     if (!g->rows_travel) { return; }
     const size_t C = (size_t)g->config.C, first = fo_cut((size_t)g->Vl, g->mesh.rp, g->mesh.p);
     float* dwte = gpt_grad(g, WTE, 0);
-    fo_sparse_reduce_end(g->sparse, g->zero == 2 ? dwte : dwte + first * C, (int)C, g->o[D2_ROWS]);
+    fo_sparse_reduce_end(g->sparse, g->zero == 2 ? dwte : dwte + first * C, (int)C, g->o[D2_ROWS]); // D2 rows
     g->rows_travel = 0;
 }
 
@@ -140,6 +140,8 @@ static Layer layer_of(const GPT* g, int l) {
 
 // the layer up to what comes before the second GELU's matmul; the backward pass of -r 3 does it again
 static void forward_to_gelu(GPT* g, const Layer y) {
+    const GPTActs* a = &g->acts;
+    const FoHeads* h = &g->heads;
     const int C = g->config.C;
     const size_t N = g->Nt, n = g->n, own = (size_t)g->mesh.t * n * (size_t)C;
     FoOverlap** o = g->o;
@@ -148,12 +150,10 @@ static void forward_to_gelu(GPT* g, const Layer y) {
 
     fo_layernorm_forward(y.ln1 + own, y.mean1, y.rstd1, y.x, y.ln1w, y.ln1b, n, C, s);
     if (y.ln1_own) { fo_copy(y.ln1_own, y.ln1 + own, n * (size_t)C * sizeof(floatX), s); }
-    fo_allgather_matmul_alltoall_forward(y.qkv, g->acts.up_send, y.ln1, y.qkvw, y.qkvb, &g->heads, N, C,
-                                         o[F1],
+    fo_allgather_matmul_alltoall_forward(y.qkv, a->up_send, y.ln1, y.qkvw, y.qkvb, h, N, C, o[F1],
                                          o[U1]); // F1, U1
-    fo_attention_alltoall_matmul_reducescatter_forward(st, y.att, y.att_tokens, g->acts.sums, y.lse, y.qkv,
-                                                       y.attprojw, g->layout, &g->heads, C, o[U2],
-                                                       o[F2]); // U2, F2
+    fo_attention_alltoall_matmul_reducescatter_forward(st, y.att, y.att_tokens, a->sums, y.lse, y.qkv,
+                                                       y.attprojw, g->layout, h, C, o[U2], o[F2]); // U2, F2
     fo_reducescatter_end(o[F2], st, y.mid, y.x, y.attprojb, C, N);
     fo_layernorm_forward(y.ln2 + own, y.mean2, y.rstd2, y.mid, y.ln2w, y.ln2b, n, C, s);
     if (y.ln2_own) { fo_copy(y.ln2_own, y.ln2 + own, n * (size_t)C * sizeof(floatX), s); }
@@ -203,30 +203,29 @@ typedef struct {
 static Slice slice_of(const GPT* g, int i) {
     const GPTActs* a = &g->acts;
     Slice x;
-    size_t rows = g->Nt / (size_t)g->nslices, first = (size_t)i * rows, C = (size_t)g->config.C,
-           P = (size_t)g->mesh.tp;
-    size_t row_nbytes = C * fo_dtype_nbytes(g->staging.wire);
+    const size_t rows = g->Nt / (size_t)g->nslices, first = (size_t)i * rows, tp = (size_t)g->mesh.tp;
+    const size_t C = (size_t)g->config.C, row_nbytes = C * fo_dtype_nbytes(g->staging.wire);
     x.rows = rows;
     x.lnf = a->dall + first * C; // the residual stream's gradient comes to lie there when the head is done
     x.logits = a->logits + (size_t)(i % 2) * rows * (size_t)g->Vl;
-    x.stats = a->stats + (size_t)(i % 2) * P * rows;
+    x.stats = a->stats + (size_t)(i % 2) * tp * rows;
     x.targets = a->targets + first;
     x.losses = a->losses + first;
     x.staging = g->staging;
     x.staging.partial = (char*)g->staging.partial + first * row_nbytes;
-    x.staging.received = (char*)g->staging.received + first / P * (P - 1) * row_nbytes;
+    x.staging.received = (char*)g->staging.received + first / tp * (tp - 1) * row_nbytes;
     return x;
 }
 
 static void head_logits(GPT* g, int i) {
     const Slice x = slice_of(g, i);
-    const size_t P = (size_t)g->mesh.tp;
+    const size_t tp = (size_t)g->mesh.tp;
+    const int C = g->config.C;
     FoSoftmaxStat* own = x.stats + (size_t)g->mesh.t * x.rows;
-    fo_allgather_matmul_forward(x.logits, NULL, x.lnf, gpt_weight(g, WTE, 0), NULL, x.rows, g->config.C,
-                                g->Vl,
+    fo_allgather_matmul_forward(x.logits, NULL, x.lnf, gpt_weight(g, WTE, 0), NULL, x.rows, C, g->Vl,
                                 g->o[H1]); // H1
     fo_softmax_stats(own, x.logits, x.targets, x.rows, g->Vl, g->valid, g->v0, g->compute);
-    fo_allgather_begin(g->o[i % 2 ? H2_NEXT : H2], x.stats, sizeof(FoSoftmaxStat), P * x.rows); // H2
+    fo_allgather_begin(g->o[i % 2 ? H2_NEXT : H2], x.stats, sizeof(FoSoftmaxStat), tp * x.rows); // H2
 }
 
 /* gpt_head -- final layer norm, logits and loss, slice by slice; unless dscale is 0 also their backward pass,
@@ -263,9 +262,9 @@ static void gpt_head(GPT* g, float dscale, int push) {
         if (dscale == 0.0f) { continue; }
         fo_matmul_reducescatter_dgrad(&x.staging, x.logits, gpt_weight(g, WTE, 0), x.rows, C, g->Vl,
                                       g->o[H3]); // H3
-        if (push && i + 1 == S) {                // D2: all slices' sum leaves
+        if (push && i + 1 == S) {
             fo_reducer_wgrad(&g->reducer, &g->wte_slot, dwte, g->zero == 2 ? gpt_grad(g, WTE, 0) : NULL, NULL,
-                             x.logits, x.lnf, x.rows, C, g->Vl);
+                             x.logits, x.lnf, x.rows, C, g->Vl); // D2: the sum of all slices leaves
         } else {
             fo_matmul_wgrad(dwte, NULL, x.logits, x.lnf, x.rows, C, g->Vl, g->compute);
         }
@@ -291,13 +290,14 @@ static double gpt_loss(GPT* g) {
  */
 static void wgrad(GPT* g, int push, int tensor, int l, int j, const floatX* dout, const floatX* inp) {
     const TensorUnit whole = tensor_unit(&g->ts, tensor, j);
-    const int zero2 = g->zero == 2;
+    const int zero2 = g->zero == 2, K = (int)whole.cols, OC = (int)whole.rows;
     float* grad = gpt_grad(g, tensor, l) + (zero2 ? tensor_unit(&g->os, tensor, j).offset : whole.offset);
     if (push) {
-        fo_reducer_wgrad(&g->reducer, NULL, grad, zero2 ? grad : NULL, g->zero ? NULL : g->d3[l + 1], dout,
-                         inp, g->Nt, (int)whole.cols, (int)whole.rows);
+        float* shard = zero2 ? grad : NULL;
+        FoOverlap* back = g->zero ? NULL : g->d3[l + 1];                                 // D3
+        fo_reducer_wgrad(&g->reducer, NULL, grad, shard, back, dout, inp, g->Nt, K, OC); // D1, U5
     } else {
-        fo_matmul_wgrad(grad, NULL, dout, inp, g->Nt, (int)whole.cols, (int)whole.rows, g->compute);
+        fo_matmul_wgrad(grad, NULL, dout, inp, g->Nt, K, OC, g->compute);
     }
 }
 
@@ -327,11 +327,11 @@ static void backward_ffn(GPT* g, const Layer y, int l, int push, int again) {
     fo_allgather_matmul_dgrad(a->dfch, a->dall, y.fch, y.fcprojw, N, F, C, o[B1]); // B1
     if (again) { fo_allgather_begin(o[B2], y.ln2, row, N); }                       // B2
     if (g->recompute == 1 || g->recompute == 2) { fo_gelu_forward(y.gelu, y.fch, N * (size_t)F, s); }
-    wgrad(g, push, FCPROJW, l, 0, a->dall, y.gelu); // D1
+    wgrad(g, push, FCPROJW, l, 0, a->dall, y.gelu); // D1, U5
     fo_bias_backward(y.dfcprojb, dres, n, C, s);
     fo_matmul_reducescatter_dgrad(st, a->dfch, y.fcw, N, C, F, o[B3]); // B3
     if (again) { fo_allgather_end(o[B2]); }
-    wgrad(g, push, FCW, l, 0, a->dfch, y.ln2); // D1
+    wgrad(g, push, FCW, l, 0, a->dfch, y.ln2); // D1, U5
     fo_bias_backward(y.dfcb, a->dfch, N, F, s);
     fo_reducescatter_end(o[B3], st, a->dln, NULL, NULL, C, N);
     fo_layernorm_backward(dres, y.dln2w, y.dln2b, a->dln, y.mid, y.ln2w, y.mean2, y.rstd2, n, C, s);
@@ -369,7 +369,7 @@ static void backward_attention_up(GPT* g, const Layer y, int l, int push, int ag
                                        o[U3]);                                      // B4, U3
     if (again) { fo_allgather_begin(o[B5], y.ln1, (size_t)C * sizeof(floatX), N); } // B5
     for (int j = 0; j < h->U; j++) {
-        wgrad(g, push, ATTPROJW, l, j, a->dall, fo_heads_rows(y.att, y.att_tokens, h, j, 1, N)); // U5, D1
+        wgrad(g, push, ATTPROJW, l, j, a->dall, fo_heads_rows(y.att, y.att_tokens, h, j, 1, N)); // D1, U5
     }
     fo_alltoall_end(o[U3]);
     fo_attention_backward_alltoall(d, a->datt, y.qkv, y.att, y.lse, g->layout, h, o[U4_KV], o[U4_Q]); // U4
@@ -381,8 +381,8 @@ static void backward_attention_up(GPT* g, const Layer y, int l, int push, int ag
         const floatX* dkv = fo_heads_rows(d->dkv, d->dkv_tokens, h, j, 2, N);
         const size_t width = fo_heads_width(h, j);
         float* dbias = y.dqkvb + 3 * fo_heads_before(h, j);
-        wgrad(g, push, QKVW, l, 2 * j, dq, y.ln1);      // U5, D1
-        wgrad(g, push, QKVW, l, 2 * j + 1, dkv, y.ln1); // U5, D1
+        wgrad(g, push, QKVW, l, 2 * j, dq, y.ln1);      // D1, U5
+        wgrad(g, push, QKVW, l, 2 * j + 1, dkv, y.ln1); // D1, U5
         fo_bias_backward(dbias, dq, N, (int)width, g->compute);
         fo_bias_backward(dbias + width, dkv, N, (int)(2 * width), g->compute);
     }
@@ -426,7 +426,7 @@ static void gpt_backward(GPT* g, int push) {
     fo_reducer_flush(&g->reducer);
     fo_scatter_add_rows(gpt_grad(g, WPE, 0), dres, a->pos_dst, a->pos_start, a->pos_order, g->npos, C, s);
     if (push) {
-        fo_sparse_reduce_begin(g->sparse, g->fetch, st, C, o[E2], o[D2_ROWS]); // D2
+        fo_sparse_reduce_begin(g->sparse, g->fetch, st, C, o[E2], o[D2_ROWS]); // D2 rows
         g->rows_travel = 1;
     } else {
         fo_fetch_encoder_backward_end(gpt_grad(g, WTE, 0), g->fetch, st, C, o[E2]);
@@ -434,13 +434,14 @@ static void gpt_backward(GPT* g, int push) {
 }
 
 // ---- update -----------------------------------------------------------------------------------------------
-// sums over all ranks in rank order; stop, failed: the largest. The only plain collective of a step
+// sums over all ranks in rank order; stop, failed: the largest. Beside the token ids that dp ranks tell each
+// other (gpt_batch_replicas) the only plain collective of a step
 static Scalars share_scalars(GPT* g, Scalars own) {
     Scalars all[FO_MAX_RANKS], sum = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-    char* slots = (char*)g->acts.scalars;
+    Scalars* slots = g->acts.scalars;
     const int P = fo_group_size(g->world), r = fo_group_rank(g->world);
     FoStream* s = g->comm[GROUP_TP];
-    fo_upload(slots + (size_t)r * sizeof own, &own, sizeof own, s);
+    fo_upload(slots + r, &own, sizeof own, s);
     fo_allgather(g->world, slots, sizeof own, s);
     fo_download(all, slots, (size_t)P * sizeof own, s);
     fo_stream_sync(s);
@@ -486,8 +487,9 @@ static void square_sum_own(GPT* g, double* sum, int l) {
 }
 
 /* gpt_reduce -- the last of the gradients' sums: rows of the embedding (D2), and what is no matrix (B7):
- * layer norms, positions, biases, over the tp group, then with the cut vectors over the replicas. Tells the
- * norm of all gradients; waits. A rank then has the sums of its share of them; gpt_update spreads them.
+ * layer norms, positions, biases, over the tp group, then with the cut vectors over the replicas; both under
+ * the norm of the other gradients. Tells the norm of all; waits. A rank then has the sums of its share of
+ * them; gpt_update spreads them.
  */
 static Scalars gpt_reduce(GPT* g, double loss, double stop, double failed) {
     Scalars own = {0.0, 0.0, 0.0, loss, stop, failed};
@@ -495,10 +497,9 @@ static Scalars gpt_reduce(GPT* g, double loss, double stop, double failed) {
     const size_t nelem = gpt_replicated(g), share = nelem / (size_t)m->tp, ncut = g->ts.ncut - g->ts.nmatrix;
     float *replicated = (float*)g->grad_staging.partial, *vectors = g->acts.vectors;
     const size_t nvectors = gpt_vectors(g), mine = nvectors / (size_t)m->rp;
-    double* sum = (double*)(void*)((Scalars*)g->acts.scalars + FO_MAX_RANKS);
+    double* sum = &g->acts.scalars[FO_MAX_RANKS].square_sum; // behind what ranks tell each other
     FoStream* s = g->compute;
-    fo_reducescatter_run(g->o[B7], &g->grad_staging, 1, nelem, NULL,
-                         NULL); // B7, under the norm of the others
+    fo_reducescatter_run(g->o[B7], &g->grad_staging, 1, nelem, NULL, NULL); // B7
     fo_zero(sum, sizeof *sum, s);
     for (int l = 0; l < g->config.L; l++) {
         square_sum_own(g, sum, l);
@@ -506,12 +507,11 @@ static Scalars gpt_reduce(GPT* g, double loss, double stop, double failed) {
     fo_copy(vectors, replicated - ncut, ncut * sizeof(float), s);
     fo_zero(vectors + ncut + share, (nvectors - ncut - share) * sizeof(float), s);
     fo_reducescatter_end_fp32(g->o[B7], &g->grad_staging, vectors + ncut, 1, nelem);
-    fo_reducescatter_run(g->o[B7_DP], &g->vector_staging, 1, nvectors, NULL,
-                         NULL); // B7, under the rest of it
+    fo_reducescatter_run(g->o[B7_DP], &g->vector_staging, 1, nvectors, NULL, NULL); // B7 dp
     end_rows(g);
-    if (m->rp > 1 && g->zero == 0) { // D3
+    if (m->rp > 1 && g->zero == 0) {
         fo_allgather_rows_begin(g->d3[0], gpt_grad(g, WTE, 0), (size_t)g->config.C * sizeof(float),
-                                (size_t)g->Vl);
+                                (size_t)g->Vl); // D3
     }
     square_sum_own(g, sum, -1);
     fo_reducescatter_end_fp32(g->o[B7_DP], &g->vector_staging, vectors + (size_t)m->p * mine, 1, nvectors);
@@ -565,15 +565,15 @@ static void gpt_spread(GPT* g, FoAdamw a, float weight_decay, int apply) {
     const size_t nelem = gpt_replicated(g), share = nelem / (size_t)m->tp, ncut = g->ts.ncut - g->ts.nmatrix;
     float *replicated = (float*)g->grad_staging.partial, *vectors = g->acts.vectors;
     FoStream* s = g->compute;
-    fo_allgather_begin(g->o[B7_DP_BACK], vectors, sizeof(float), gpt_vectors(g));
-    if (!g->zero) { fo_allgather_end(g->d3[0]); }
+    fo_allgather_begin(g->o[B7_DP_BACK], vectors, sizeof(float), gpt_vectors(g)); // B7 dp
+    if (!g->zero) { fo_allgather_end(g->d3[0]); } // sums of gradients, here and below: D3
     if (apply) { update_matrices(g, a, weight_decay, -1); }
     fo_allgather_end(g->o[B7_DP_BACK]);
     fo_copy(replicated - ncut, vectors, ncut * sizeof(float), s);
     fo_copy(replicated + (size_t)m->t * share, vectors + ncut, share * sizeof(float), s);
-    fo_allgather_begin(g->o[B7_BACK], replicated, sizeof(float), nelem);
+    fo_allgather_begin(g->o[B7_BACK], replicated, sizeof(float), nelem); // B7
     for (int l = 0; l < g->config.L; l++) {
-        if (!g->zero) { fo_allgather_end(g->d3[l + 1]); } // sums of gradients
+        if (!g->zero) { fo_allgather_end(g->d3[l + 1]); }
         if (apply) { update_matrices(g, a, weight_decay, l); }
     }
     if (apply) { update_vectors(g, a, weight_decay, 1); }
@@ -597,9 +597,9 @@ static void on_signal(int sig) {
 }
 
 // the signal that some rank has got, or 0. All ranks ask at the same place, and hear the same
-static int stopping(void* gpt) {
+static int stopping(GPT* g) {
     Scalars own = {0.0, 0.0, 0.0, 0.0, (double)stop_signal, 0.0};
-    return (int)share_scalars((GPT*)gpt, own).stop;
+    return (int)share_scalars(g, own).stop;
 }
 
 /* read_batch -- the next batch of data. A rank that can't read it goes on with zeros, for others wait for it:
@@ -622,6 +622,7 @@ static int failed_anywhere(Trainer* tr, Scalars sum) {
     return sum.failed > 0.0;
 }
 
+// mean loss of the first batches of the validation data, the same each time; printed and logged by rank 0
 static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
@@ -728,36 +729,27 @@ typedef struct {
     int status;          // of the process
 } Run;
 
-static void rank_main(FoGroup* world, void* arg) {
-    Run* run = (Run*)arg;
+// the loop, and what is said before and after it. Returns the signal that ended it, or 0
+static int train(Trainer* tr) {
     char err[TRAIN_ERR] = "";
-    Trainer* tr = (Trainer*)calloc(1, sizeof *tr);
-    fo_require(tr != NULL, "out of memory");
-    tr->opt = &run->opt, tr->world = world, tr->rank = fo_group_rank(world);
-    run_open(tr);
-    Scalars peak = {tr->peak_tflops, 0.0, 0.0, 0.0, 0.0, 0.0};
+    Scalars peak = {tr->peak_tflops, 0.0, 0.0, 0.0, 0.0, 0.0}; // in the place of another sum
     tr->peak_tflops = share_scalars(&tr->gpt, peak).square_sum;
     if (tr->rank == 0) { run_print_start(tr); }
     int stop = train_loop(tr, err);
     if (stop < 0) { user_error(tr->rank == tr->teller, err); }
-    if (tr->rank == 0) {
-        int n = tr->step - tr->first_step - 1;
-        if (n > 0) { printf("total average iteration time: %f ms\n", tr->sum_ms / n); }
-        if (stop) { printf("stopped by signal %d after step %d\n", stop, tr->step); }
-        run->status = stop ? 128 + stop : 0;
-    }
-    fo_group_barrier(world);
-    run_close(tr);
-    free(tr);
+    const int n = tr->step - tr->first_step - 1;
+    if (tr->rank == 0 && n > 0) { printf("total average iteration time: %f ms\n", tr->sum_ms / n); }
+    if (tr->rank == 0 && stop) { printf("stopped by signal %d after step %d\n", stop, tr->step); }
+    return stop;
 }
 
-static void generate_main(FoGroup* world, void* arg) {
+static void rank_main(FoGroup* world, void* arg) {
     Run* run = (Run*)arg;
     Trainer* tr = (Trainer*)calloc(1, sizeof *tr);
     fo_require(tr != NULL, "out of memory");
     tr->opt = &run->opt, tr->world = world, tr->rank = fo_group_rank(world);
     run_open(tr);
-    int stop = generate(tr, stopping);
+    int stop = run->opt.generate ? generate(tr, stopping) : train(tr);
     if (tr->rank == 0) { run->status = stop ? 128 + stop : 0; }
     fo_group_barrier(world);
     run_close(tr);
@@ -789,7 +781,7 @@ int main(int argc, char** argv) {
     signal(SIGTERM, on_signal);
     signal(SIGUSR1, on_signal); // mpirun hands it on, and kills soon after the other two
     signal(SIGXFSZ, SIG_IGN);   // a full quota is an error of write, told in one line
-    fo_ranks_run(run.opt.dp * run.opt.up * run.opt.tp, run.opt.generate ? generate_main : rank_main, &run);
+    fo_ranks_run(run.opt.dp * run.opt.up * run.opt.tp, rank_main, &run);
     return run.status;
 }
 #endif

@@ -322,7 +322,7 @@ static void print_round(Trainer* tr, const Round* r) {
 
 // the prompts from `first` on that the generator takes at once, over all dp ranks. Returns the signal that
 // ended it
-static int run_round(Trainer* tr, Round* r, int first, Speed* speed, int (*stopping)(void* gpt)) {
+static int run_round(Trainer* tr, Round* r, int first, Speed* speed, int (*stopping)(GPT* g)) {
     const Prompts* p = &tr->prompts;
     const int end = first + r->x->B * tr->gpt.mesh.dp, single = p->n == 1 && tr->rank == 0;
     int shortest = r->most, step = 0, stop = 0;
@@ -376,7 +376,7 @@ static double rate(size_t ntokens, double seconds) {
     return seconds > 0.0 ? (double)ntokens / seconds : 0.0;
 }
 
-int generate(Trainer* tr, int (*stopping)(void* gpt)) {
+int generate(Trainer* tr, int (*stopping)(GPT* g)) {
     GPT* g = &tr->gpt;
     const Prompts* p = &tr->prompts;
     const int dp = g->mesh.dp, each = (p->n + dp - 1) / dp, talks = tr->rank == 0;

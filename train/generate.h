@@ -60,9 +60,9 @@ size_t generator_decode_nbytes(const Generator* x);
 
 // ---- a run ------------------------------------------------------------------------------------------------
 /* generate -- goes on from tr's prompts, to -g tokens or the model's maxT, and prints on rank 0. Collective
- * over the world. stopping: asked before each token, the signal some rank has got, or 0; which is returned.
+ * over the world. stopping: asked before each token, the signal that some rank has got, or 0; it is returned.
  */
-int generate(Trainer* tr, int (*stopping)(void* gpt));
+int generate(Trainer* tr, int (*stopping)(GPT* g));
 
 #ifdef __cplusplus
 }

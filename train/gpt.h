@@ -72,6 +72,11 @@ typedef struct {
 extern const Site gpt_sites[NSITES];
 
 // ---- memory -----------------------------------------------------------------------------------------------
+// what a rank tells the others once a step
+typedef struct {
+    double square_sum, exposed_ms, comm_ms, loss, stop, failed;
+} Scalars;
+
 // N = B*T tokens of the dp rank's batch; Nt = N/up rows of the tp group; n = Nt/tp own rows; Ca, F: the tp
 // rank's attention and FFN widths; Cu, NHu: of them, channels and heads of the own head group. Lk: layers
 // whose activations are kept, L, or 1 where blocks are recomputed
@@ -100,7 +105,7 @@ typedef struct {
     floatX* logits;           // [2, slice, Vl]
     FoSoftmaxStat* stats;     // [2, tp, slice]
     float* losses;            // [Nt]
-    void* scalars;            // [world + 1] Scalars: what ranks tell each other, and room for a sum
+    Scalars* scalars;         // [FO_MAX_RANKS + 1]: of each rank of the world, and room for a sum
     void *partial, *received; // FoStaging
     float* vectors;           // gradients of vectors, as the replicas add them
     // of D1's slots, and of D2, and in ZeRO 2 what they send is computed
@@ -109,11 +114,6 @@ typedef struct {
     int *pos_dst, *pos_start, *pos_order; // dwpe's sums: as fo_scatter_add_rows wants them
     int* ids;                             // [dp, N] tokens of all batches
 } GPTActs;
-
-// what a rank tells the others once a step. failed: 0, or by how much its rank is below the number of ranks
-typedef struct {
-    double square_sum, exposed_ms, comm_ms, loss, stop, failed;
-} Scalars;
 
 // what a rank has sent, as counted when it was queued
 typedef struct {
