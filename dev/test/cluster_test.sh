@@ -219,7 +219,12 @@ check "up again: $(cat "$tmp/err")" test "$rc" = 0
 check "four hosts are up" test "$("${cluster[@]}" status | grep -c '^h[0-3] .* not shaped, 0 processes$')" = 4
 same 4 --dp 2 --tp 2 -z 2
 same 4 --up 2 --tp 2
+# shellcheck disable=SC2016
+begin ip netns exec "$FO_CLUSTER-h3" sh -c 'trap "" TERM; exec sleep 60'
+until grep -qs sleep "/proc/$job/comm"; do sleep 0.01; done
 check "down" "${cluster[@]}" down
+await 1
+check "what does not listen to SIGTERM is killed: $rc" test "$rc" = 137
 
 # ---- up makes all hosts or none ----------------------------------------------------------------------------
 fake tc 'echo "Error: Specified qdisc kind is unknown." >&2; exit 2'
