@@ -68,7 +68,7 @@ end_processes() {
 remove() {
     local ns marks
     mapfile -t marks < <(marks)
-    end_processes TERM 3 "${marks[@]}"
+    end_processes TERM 2 "${marks[@]}"
     # without the names nothing can enter: a run that was just starting, its daemons on the way, ends for good
     for ns in $(namespaces); do ip netns del "$ns"; done
     end_processes KILL 5 "${marks[@]}"

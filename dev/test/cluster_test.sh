@@ -37,6 +37,11 @@ await() {
     if kill -0 "$job" 2>/dev/null; then bad "no end within $1 s"; kill -KILL "$job"; fi
     wait "$job" 2>/dev/null; rc=$?; job=""
 }
+# COMMAND...: until it succeeds, which a check that follows sees
+wait_for() {
+    local end=$((SECONDS + 30))
+    until "$@" || ((SECONDS > end)); do sleep 0.01; done
+}
 # STATUS WORDS COMMAND...: is refused with this exit status and one line that has these words
 refused() {
     local status=$1 words=$2 said got; shift 2
@@ -168,8 +173,7 @@ ranks() {
 # starts 4 ranks on 2 hosts that train until they are ended, and waits for two steps
 begin_endless() {
     begin "${cluster[@]}" run -np 4 "${train[@]}" -x 1000000 --dp 2 --tp 2 -o "$tmp/endless"
-    local end=$((SECONDS + 30))
-    until grep -qs 'step *2/' "$tmp/out" || ((SECONDS > end)); do sleep 0.05; done
+    wait_for grep -qs 'step *2/' "$tmp/out"
     check "it trains: $(cat "$tmp/err")" grep -q 'step *2/' "$tmp/out"
 }
 # SECONDS WHAT: the run ends, on both hosts, and says that it failed
@@ -205,7 +209,7 @@ check "down leaves nothing: $(left)" test -z "$(left)"
 check "down again" "${cluster[@]}" down
 begin "${cluster[@]}" up 2; await 30
 begin "${cluster[@]}" run -np 4 "${train[@]}" -x 1000000 --dp 2 --tp 2 -o "$tmp/endless"
-until grep -qs mpirun "/proc/$job/cmdline"; do sleep 0.01; done # its daemons are on their way
+wait_for grep -qs mpirun "/proc/$job/cmdline" # its daemons are on their way
 check "down" "${cluster[@]}" down
 ends 10 "down while a run starts"
 check "down leaves nothing: $(left)" test -z "$(left)"
@@ -221,9 +225,9 @@ same 4 --dp 2 --tp 2 -z 2
 same 4 --up 2 --tp 2
 # shellcheck disable=SC2016
 begin ip netns exec "$FO_CLUSTER-h3" sh -c 'trap "" TERM; exec sleep 60'
-until grep -qs sleep "/proc/$job/comm"; do sleep 0.01; done
+wait_for grep -qs sleep "/proc/$job/comm"
 check "down" "${cluster[@]}" down
-await 1
+await 1 2>/dev/null # where bash would say that it was killed
 check "what does not listen to SIGTERM is killed: $rc" test "$rc" = 137
 
 # ---- up makes all hosts or none ----------------------------------------------------------------------------
@@ -235,7 +239,7 @@ exec $(command -v ip) \"\$@\""
 refused 77 "veth" "${with_fakes[@]}" up 2
 check "no host is left: $(left)" test -z "$(left)"
 begin "${cluster[@]}" up 16
-until [[ -n $(left) ]]; do sleep 0.01; done
+wait_for test -d "/run/cluster-$FO_CLUSTER"
 kill -TERM "$job"; await 20
 check "interrupted: $rc" test "$rc" = 143
 check "no host is left: $(left)" test -z "$(left)"
