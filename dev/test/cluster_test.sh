@@ -226,8 +226,8 @@ same 4 --up 2 --tp 2
 # shellcheck disable=SC2016
 begin ip netns exec "$FO_CLUSTER-h3" sh -c 'trap "" TERM; exec sleep 60'
 wait_for grep -qs sleep "/proc/$job/comm"
-check "down" "${cluster[@]}" down
-await 1 2>/dev/null # where bash would say that it was killed
+check "down" "${cluster[@]}" down 2>/dev/null # or bash tells that the job was killed
+await 1
 check "what does not listen to SIGTERM is killed: $rc" test "$rc" = 137
 
 # ---- up makes all hosts or none ----------------------------------------------------------------------------
