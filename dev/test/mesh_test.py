@@ -19,7 +19,8 @@ def mesh_args(dp, up, tp):
 
 def run_mesh(mesh, *args, np=0, model=MODEL, **how):
     """Every step, and every mesh, has the same 12 sequences: a shard with one sample can't be shuffled."""
-    return train("-i", "one.bin", "-j", "one.bin", *mesh_args(*mesh), *args, np=np, model=model, **how)
+    files = ["-i", "one.bin"] + ([] if "-j" in args else ["-j", "one.bin"])
+    return train(*files, *mesh_args(*mesh), *args, np=np, model=model, **how)
 
 
 def make_one():
@@ -83,6 +84,43 @@ def test_accumulation():
     same("up0", "up1", "ZeRO 0 and 1 with micro-steps on up x tp")
     close(losses("acc0"), losses("acc2"), 2e-3, "ZeRO 2 with micro-steps")
     close(losses("up0"), losses("up2"), 2e-3, "ZeRO 2 with micro-steps on up x tp")
+
+
+def test_skipped():
+    """A step that is skipped changes no weight and no stage of ZeRO stumbles over it, nor what comes between steps."""
+    shard("noise.bin", [i * i * 2654435761 % 4294967291 % 199 for i in range(20000)])
+
+    def one(mesh, zero):
+        name = "k{}{}{}z{}".format(*mesh, zero)
+        run = succeeds(train("-i", "noise.bin", "-j", "noise.bin", "--dp", mesh[0], "--up", mesh[1], "--tp", mesh[2],
+                             "-b", 1, "-t", 8, "-x", 138, "-z", zero, "-l", "1e-3", "-sl", "0.1", "-sg", "0.1", "-v", 1,
+                             "-m", 1, "-s", 1, "-g", 3, "-n", 4, "-nk", 2, "-o", name,
+                             model="L=1,C=24,NH=4,V=200,maxT=64"))
+        vals = re.findall(r"val loss (\S+)|(skipping)", run.out)
+        skips = [i for i, (_, skipped) in enumerate(vals) if skipped]
+        check(len(skips) > 1 and all(vals[i - 1] == vals[i + 1] for i in skips), f"{name}: the same model: {vals[-16:]}")
+
+    meshes = ((1, 1, 1), (2, 1, 1), (1, 2, 2))
+    at_once(*(lambda m=m, z=z: one(m, z) for m in meshes for z in ((0, 1, 2) if m[0] * m[1] > 1 else (0,))))
+    for m in meshes[1:]:
+        for zero in (1, 2):
+            same("k{}{}{}z0".format(*m), "k{}{}{}z{}".format(*m, zero), f"{m}: skipped updates, ZeRO {zero}")
+
+
+def test_validation():
+    """The loss of all validation data is the same on every mesh."""
+    shard("check.bin", [(i * i * 3 + i) % 97 for i in range(5 * SEQUENCES * T + 1)])
+    found = {}
+
+    def one(mesh):
+        run = succeeds(run_mesh(mesh, "-j", "check.bin", "-x", 2, "-l", "1e-3", "-v", 1, "-m", -1))
+        found[mesh] = [float(x) for x in re.findall(r"val loss (\S+)", run.out)]
+
+    all_meshes = [(1, 1, 1), (3, 1, 1), (1, 3, 1), (1, 1, 3), (2, 2, 2), (4, 1, 3)]
+    at_once(*(lambda m=m: one(m) for m in all_meshes))
+    check(len(set(found[1, 1, 1])) == 3, f"it changes: {found}")
+    for m in all_meshes:
+        close(found[1, 1, 1], found[m], 1e-3, f"validation on mesh {m}")
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------
@@ -324,18 +362,18 @@ def test_bad_meshes():
 
 
 def test_bad_data():
-    """A token that is none, in the data of one dp rank: all end with its line, at once and not when others lose patience."""
+    """A token that is none, in the data of one dp rank: all end with its line, and at once."""
     tokens = [i % 7 for i in range(161)]
     shard("sound.bin", tokens)
     shard("damaged.bin", [250 if i % 16 == 12 else x for i, x in enumerate(tokens)])  # rank 1's half of each sample
-    for where, files, mesh, np in (("training", ["-i", "damaged.bin", "-j", "sound.bin"], ("--dp", 2), 0),
-                                   ("training", ["-i", "damaged.bin", "-j", "sound.bin", "-z", 2], ("--dp", 2, "--up", 2), 4),
-                                   ("validating", ["-i", "sound.bin", "-j", "damaged.bin", "-v", 1], ("--dp", 2, "--tp", 2), 4)):
+    training, validating = ["-i", "damaged.bin", "-j", "sound.bin"], ["-i", "sound.bin", "-j", "damaged.bin", "-v", 1]
+    for files, mesh, np in ((training, ["--dp", 2], 0), (training, ["--dp", 2, "--up", 2, "-z", 2], 4),
+                            (validating, ["--dp", 2, "--tp", 2], 4)):
         if np and not MPI:
             continue
         run = refused("token 250|damaged.bin|V=200", *files, *mesh, "-b", 1, "-t", 8, "-x", 3, np=np, left=["main.log"],
                       model="L=1,C=8,NH=4,V=200,maxT=64")
-        check(run.seconds < 6, f"{where}, {np} processes: {run.seconds:.1f} s")
+        check(run.seconds < 6, f"{files}, {np} processes: {run.seconds:.1f} s")
 
 
 def test_killed():
@@ -374,5 +412,5 @@ def test_stopped_last():
             lambda: one("generating", "-s", 1000, "-g", 64, "--pace", "1e-5"))
 
 
-main((test_meshes, test_same_files, test_accumulation, test_elastic, test_formulas, test_memory, test_bad_meshes,
-      test_bad_data, test_killed, test_stopped_last), make_one, make_long)
+main((test_meshes, test_same_files, test_accumulation, test_skipped, test_validation, test_elastic, test_formulas,
+      test_memory, test_bad_meshes, test_bad_data, test_killed, test_stopped_last), make_one, make_long)
