@@ -76,8 +76,8 @@ static void end_rows(GPT* g) {
  */
 static void gpt_batch_replicas(GPT* g, const int* ids) {
     const Mesh* m = &g->mesh;
-    const size_t N = g->N, Nt = g->Nt;
-    int *all = g->host_ints + 6 * Nt + 8, *by_replica = all + (size_t)m->dp * N;
+    const size_t N = g->N;
+    int *all = g->host_ids, *by_replica = all + (size_t)m->dp * N;
     if (m->rp == 1) { return; }
     end_rows(g); // of ZeRO 2's micro-step before: its lists are written over
     memcpy(all + (size_t)m->d * N, ids, N * sizeof(int));
@@ -96,7 +96,7 @@ static void gpt_batch_replicas(GPT* g, const int* ids) {
             }
         }
     }
-    fo_sparse_set(g->sparse, by_replica, Nt, (size_t)g->v0, m->rp, m->p, g->compute);
+    fo_sparse_set(g->sparse, by_replica, g->Nt, (size_t)g->v0, m->rp, m->p, g->compute);
 }
 
 // ---- forward ----------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ const floatX* gpt_weight(const GPT* g, int tensor, int l) {
     return g->params + g->ts.t[tensor].offset + (size_t)l * tensor_local(&g->ts.t[tensor]);
 }
 
-size_t gpt_grad_matrices(const GPT* g) {
+// gradients of matrices, which come first, have so many elements
+static size_t grad_matrices(const GPT* g) {
     return g->zero == 2 ? g->os.nmatrix : g->ts.nmatrix;
 }
 
@@ -46,7 +47,7 @@ float* gpt_grad(const GPT* g, int tensor, int l) {
     if (!g->grads) { return NULL; }
     const Tensor *t = &g->ts.t[tensor], *shared = &g->os.t[tensor];
     if (t->sharded && g->zero == 2) { return g->grads + shared->offset + (size_t)l * tensor_local(shared); }
-    size_t at = t->sharded ? t->offset : gpt_grad_matrices(g) + t->offset - g->ts.nmatrix;
+    size_t at = t->sharded ? t->offset : grad_matrices(g) + t->offset - g->ts.nmatrix;
     return g->grads + at + (size_t)l * tensor_local(t);
 }
 
@@ -62,7 +63,7 @@ size_t gpt_vectors(const GPT* g) {
 }
 
 static size_t grads_nelem(const GPT* g) {
-    return gpt_grad_matrices(g) + g->ts.ncut - g->ts.nmatrix + gpt_replicated(g);
+    return grad_matrices(g) + g->ts.ncut - g->ts.nmatrix + gpt_replicated(g);
 }
 
 /* The head goes slice by slice, so that logits of a slice exist, never [Nt, V]: about 1,024 rows, and two
@@ -174,7 +175,8 @@ void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
     size_t N = (size_t)g->B_max * (size_t)g->T_max, Nt = N / (size_t)m.up, n = Nt / (size_t)m.tp;
     size_t own = n / (size_t)gpt_head_slices(Nt, m.tp, 1);
     int head_m = m.tp > 1 ? g->chunks : 1;
-    for (g->head_chunks = head_m; head_m % g->head_chunks || own % (size_t)g->head_chunks;) {
+    g->head_chunks = head_m;
+    while (head_m % g->head_chunks || own % (size_t)g->head_chunks) {
         g->head_chunks--;
     }
     TensorCuts whole = {m.tp, m.t, m.up, 1, 0}, shared = {m.tp, m.t, m.up, m.rp, m.p};
@@ -287,7 +289,7 @@ static void open_staging(GPT* g, const TrainOptions* opt) {
     GPTActs* a = &g->acts;
     g->staging.partial = a->partial, g->staging.received = a->received, g->staging.wire = opt->wire;
     if (g->inference) { return; }
-    g->grad_staging.partial = g->grads + gpt_grad_matrices(g) + g->ts.ncut - g->ts.nmatrix;
+    g->grad_staging.partial = g->grads + grad_matrices(g) + g->ts.ncut - g->ts.nmatrix;
     g->grad_staging.wire = FO_FP32;
     g->vector_staging.partial = a->vectors, g->vector_staging.wire = FO_FP32;
     for (int i = 0; i <= FO_GRAD_SLOTS; i++) {
@@ -318,15 +320,17 @@ void gpt_open(GPT* g, GPTConfig c, const TrainOptions* opt, FoGroup* world, FoDe
     for (int i = 0; i < g->narrays; i++) {
         *g->arrays[i].ptr = fo_malloc(device, g->arrays[i].nbytes);
     }
+    // gathered again in the backward pass, one after the other's last use: one buffer for both
     if (!g->acts.ln2_all) { g->acts.ln2_all = g->acts.ln1_all; }
     open_staging(g, opt);
     g->fetch = fo_fetch_create(device, Nt);
     if (g->mesh.rp > 1 && !g->inference) {
         g->sparse = fo_sparse_create(device, Nt, (size_t)g->Vl, g->mesh.rp, g->mesh.p, c.C);
     }
-    g->host_ints = (int*)malloc((6 * Nt + (size_t)g->mesh.dp * N * 2 + 8) * sizeof(int));
+    g->host_ints = (int*)malloc((2 * Nt + 4 * (Nt / (size_t)g->mesh.tp) + 1) * sizeof(int));
+    g->host_ids = (int*)malloc(2 * (size_t)g->mesh.dp * N * sizeof(int));
     g->host_losses = (float*)malloc(Nt * sizeof(float));
-    fo_require(g->host_ints && g->host_losses, "out of memory");
+    fo_require(g->host_ints && g->host_ids && g->host_losses, "out of memory");
 }
 
 void gpt_close(GPT* g) {
@@ -352,6 +356,7 @@ void gpt_close(GPT* g) {
     fo_fetch_destroy(g->device, g->fetch);
     fo_sparse_destroy(g->device, g->sparse);
     free(g->host_ints);
+    free(g->host_ids);
     free(g->host_losses);
     fo_group_free(g->seq);
     fo_group_free(g->dp);

@@ -21,44 +21,20 @@ typedef struct {
     int d, u, t, p;     // this rank's place; p = d * up + u
 } Mesh;
 
+// rank's place in opt's mesh
 Mesh mesh_of(const TrainOptions* opt, int rank);
 
 // ---- the overlapped operations of a step ------------------------------------------------------------------
-// rows of doc/overlap.md's table, by group. H2, D1 and B7 need more than one
+// Rows of doc/overlap.md's table; D3 has a plan for each layer, beside them. H2 and D1 are several in turn, since
+// the next begins before one has ended; B7 goes there and back.
+// clang-format off
 enum {
-    E1,
-    F1,
-    F2,
-    F3,
-    F4,
-    H1,
-    H2,
-    H2_NEXT,
-    H3,
-    B1,
-    B2,
-    B3,
-    B4,
-    B5,
-    B6,
-    E2,
-    B7,
-    B7_BACK, // tp
-    U1,
-    U2,
-    U3,
-    U4_KV,
-    U4_Q, // up
-    D1,
-    D1_2,
-    D1_3,
-    D1_4,
-    D2,
-    D2_ROWS,
-    B7_DP,
-    B7_DP_BACK, // rp
+    E1, F1, F2, F3, F4, H1, H2, H2_NEXT, H3, B1, B2, B3, B4, B5, B6, E2, B7, B7_BACK, // of the tp group
+    U1, U2, U3, U4_KV, U4_Q,                                                          // of the up group
+    D1, D1_2, D1_3, D1_4, D2, D2_ROWS, B7_DP, B7_DP_BACK,                             // of the replicas
     NSITES
 };
+// clang-format on
 
 typedef enum { GROUP_TP, GROUP_UP, GROUP_RP, NGROUPS } GroupName;
 
@@ -133,8 +109,8 @@ typedef struct {
     FoHeads heads;
     int zero, recompute;
     int inference; // weights and what the forward pass needs, nothing else
-    int keep_gathered,
-        keep_own; // layer norm outputs: all ranks', or the own rows, stay for the backward pass
+    // layer norm outputs that stay for the backward pass: all ranks', or the own rows
+    int keep_gathered, keep_own;
     int Ca, F, Cu, NHu, Vl, v0, valid;  // valid: columns of Vl that are vocabulary, not padding
     size_t first_row[FO_MAX_RANKS + 1]; // of wte, by tp rank
     // this rank's arenas, [ts.nelem], [os.nelem] and some zeros
@@ -167,7 +143,9 @@ typedef struct {
     FoLayout layout;
     floatX* cache; // generating: keys and values of all layers go there, [L, 2, B, room, Cu]; else NULL
     int room;
-    int* host_ints;     // on their way to the device
+    // on their way to the device, and from it
+    int* host_ints;     // [2*Nt + 4*n + 1], of gpt_batch
+    int* host_ids;      // [2, dp, N] tokens of all batches: by dp rank, by replica
     float* host_losses; // [Nt]
 } GPT;
 
@@ -175,13 +153,14 @@ typedef struct {
 void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank);
 /* gpt_open -- groups, streams, plans and memory of this rank. Collective over world. Parameters are zeros. */
 void gpt_open(GPT* g, GPTConfig c, const TrainOptions* opt, FoGroup* world, FoDevice* device);
-void gpt_close(GPT* g);
+void gpt_close(GPT* g); // collective, too; the device stays open
 // bytes of this rank's arrays: parameters, gradients, optimizer, activations
 typedef struct {
     size_t params, grads, optimizer, acts;
 } GPTBytes;
 GPTBytes gpt_nbytes(const GPT* g);
 
+// of the plan of an operation: sub-chunks or slices, m; topology; ranks
 int gpt_site_chunks(const GPT* g, int site);
 FoTopology gpt_site_topology(const TrainOptions* opt, int site);
 int gpt_site_ranks(const GPT* g, int site);
@@ -189,13 +168,12 @@ int gpt_site_ranks(const GPT* g, int site);
 // ---- where things are -------------------------------------------------------------------------------------
 // the head's slices for Nt rows; m: GPT.head_chunks
 int gpt_head_slices(size_t Nt, int tp, int m);
+// this rank's part of layer l of a tensor, or of its gradient
 const floatX* gpt_weight(const GPT* g, int tensor, int l);
 // of a tensor that all replicas hold whole; in ZeRO 2, of a matrix, this rank's share. NULL in inference
 float* gpt_grad(const GPT* g, int tensor, int l);
 // elements of the replicated tensors, rounded up so that tp ranks share them evenly; they stand last
 size_t gpt_replicated(const GPT* g);
-// gradients of matrices, which come first, have so many elements
-size_t gpt_grad_matrices(const GPT* g);
 // elements of GPTActs.vectors: cut vectors and this rank's share of the replicated ones, a multiple of rp
 size_t gpt_vectors(const GPT* g);
 
@@ -207,7 +185,7 @@ Sent gpt_sent(const GPT* g, int site);
 // all of params is there: what the last update has sent back (D3) has arrived; waits
 void gpt_await_weights(GPT* g);
 
-// ---- what train_gpt.cu computes ---------------------------------------------------------------------------
+// ---- what train_gpt.cu computes: described there ----------------------------------------------------------
 void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T);
 void gpt_forward(GPT* g);
 

@@ -36,7 +36,8 @@ static int check_heads(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]
     return 0;
 }
 
-int run_check(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
+// Can this model, batch and mode be cut across the mesh? 0, or -1 with the reason and what would work
+static int check_cuts(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
     int tp = opt->tp, up = opt->up, P = up * tp, B = opt->batch, T = opt->seq_len, m = opt->overlap.m;
     if (T > c.maxT) {
         return train_error(err, "-t %d: the model has positions for %d tokens: -t %d at most", T, c.maxT,
@@ -92,14 +93,17 @@ static void print_model(const Trainer* tr, const GPT* g) {
     report_rule();
 }
 
-// bytes of this rank's arrays, also returned; what it needs beside them: beside_nbytes
-static size_t print_memory(const GPT* g, int rank) {
+static size_t total_nbytes(GPTBytes b) {
+    return b.params + b.grads + b.optimizer + b.acts;
+}
+
+// of a rank's arrays; what it needs beside them: beside_nbytes
+static void print_memory(const GPT* g, int rank) {
     GPTBytes b = gpt_nbytes(g);
-    size_t total = b.params + b.grads + b.optimizer + b.acts;
     printf("memory of rank %d: %zu MiB for model parameters, %zu MiB for gradients, %zu MiB for AdamW's m, v "
            "and masters, %zu MiB for activations, in all %.1f MiB\n",
-           rank, b.params >> 20, b.grads >> 20, b.optimizer >> 20, b.acts >> 20, (double)total / 1048576.0);
-    return total;
+           rank, b.params >> 20, b.grads >> 20, b.optimizer >> 20, b.acts >> 20,
+           (double)total_nbytes(b) / 1048576.0);
 }
 
 /* What P threads of a process need beside their arrays, as measured (cpu, models of 0.3 to 1 GB, P = 1, 2, 4,
@@ -436,7 +440,7 @@ void run_open(Trainer* tr) {
     memset(&c, 0, sizeof c);
     if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) ||
         (opt->generate ? size_for_prompts(tr, c, &sized, err)
-                       : run_check(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err))) {
+                       : check_cuts(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err))) {
         user_error(tr->rank == 0, err);
     }
     if (opt->out[0] && tr->rank == 0 && !opt->generate && checkpoint_prepare_folder(opt->out, err)) {
@@ -505,7 +509,7 @@ int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]) {
     int step, world = opt->dp * opt->up * opt->tp, largest = 0;
     GPT g;
     memset(&c, 0, sizeof c);
-    if (find_model(opt, &c, path, &step, 1, err) || run_check(opt, c, err)) { return -1; }
+    if (find_model(opt, &c, path, &step, 1, err) || check_cuts(opt, c, err)) { return -1; }
     report_options(opt);
     gpt_sizes(&g, c, opt, 0);
     printf("%-10s %6s %20s %20s %20s\n", "tensor", "layers", "shape", "on rank 0", "parameters");
@@ -521,8 +525,7 @@ int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]) {
     size_t total = beside_nbytes(world), most = 0;
     for (int r = 0; r < world; r++) {
         gpt_sizes(&g, c, opt, r);
-        GPTBytes b = gpt_nbytes(&g);
-        size_t nbytes = b.params + b.grads + b.optimizer + b.acts;
+        size_t nbytes = total_nbytes(gpt_nbytes(&g));
         if (world <= FO_MAX_RANKS) { print_memory(&g, r); }
         if (nbytes > most) { most = nbytes, largest = r; }
         total += nbytes;

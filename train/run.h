@@ -47,9 +47,6 @@ typedef struct {
  */
 void user_error(int tells, const char* err) __attribute__((noreturn));
 
-// Can this model, batch and mode be cut across the mesh? 0, or -1 with the reason and what would work
-int run_check(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]);
-
 /* run_open -- rank tr->rank of tr->opt's mesh: data, model, memory, weights or the checkpoint that is
  * resumed, everything but the training; with --generate, tokenizer, prompts and weights alone. Ends all ranks
  * with one line if something is wrong; what can be wrong is looked at before a folder is made and memory
