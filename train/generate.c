@@ -26,28 +26,28 @@ int generator_shape(const GPT* g, int n, int longest, int* B, int* T) {
     return 0;
 }
 
-static FoAllreduce plan_of(const FoGroup* g, size_t nbytes, double* us, double* other_us) {
-    const double latency_us = 1e6 * fo_group_message_s(g, 0);
-    const double gbytes_s =
-        1.0 / (fo_group_message_s(g, 1000000000) - 1e-6 * latency_us); // no link: infinite
-    const int P = fo_group_size(g);
-    FoAllreduce plan = fo_model_allreduce(P, nbytes, gbytes_s, latency_us);
-    *us = 1e6 * fo_model_allreduce_s(plan, P, nbytes, gbytes_s, latency_us);
-    *other_us =
-        1e6 * fo_model_allreduce_s(plan == FO_PUSH ? FO_SCATTER : FO_PUSH, P, nbytes, gbytes_s, latency_us);
-    return plan;
+// a group's link, as the model of an all-reduce wants it
+static double latency_us(const FoGroup* g) {
+    return 1e6 * fo_group_message_s(g, 0);
+}
+
+static double gbytes_s(const FoGroup* g) { // infinite where nothing is emulated or measured
+    return 1.0 / (fo_group_message_s(g, 1000000000) - fo_group_message_s(g, 0));
+}
+
+static FoAllreduce plan_of(const FoGroup* g, size_t nbytes) {
+    return fo_model_allreduce(fo_group_size(g), nbytes, gbytes_s(g), latency_us(g));
 }
 
 void generator_open(Generator* x, GPT* g, int B, int T, int most) {
     const GPTConfig c = g->config;
     const size_t b = (size_t)B, C = (size_t)c.C, tp = (size_t)g->mesh.tp, P = (size_t)g->mesh.up * tp;
     const size_t fx = sizeof(floatX);
-    double us[2];
     FoDevice* d = g->device;
     memset(x, 0, sizeof *x);
     x->g = g, x->B = B, x->T = T, x->room = most > T ? most : T;
-    x->seq_plan = plan_of(g->seq, b * C * sizeof(float), &us[0], &us[1]);
-    x->tp_plan = plan_of(g->group[GROUP_TP], b * C * sizeof(float), &us[0], &us[1]);
+    x->seq_plan = plan_of(g->seq, b * C * sizeof(float));
+    x->tp_plan = plan_of(g->group[GROUP_TP], b * C * sizeof(float));
     x->widest = fo_cut((size_t)c.Vp, g->mesh.tp, 1);
     x->cache = (floatX*)fo_malloc(d, (size_t)c.L * 2 * b * (size_t)x->room * (size_t)g->Cu * fx);
     x->x = (floatX*)fo_malloc(d, b * C * fx);
@@ -92,7 +92,8 @@ static void collect_rows(Generator* x, floatX* out, const floatX* table, FoGroup
     fo_gather_rows(out, x->rows, x->from, B, (int)C, s);
 }
 
-// the final layer norm and this rank's part of the vocabulary, then everyone's; waits
+// the final layer norm and this rank's part of the vocabulary, then everyone's; waits. An idle sequence's
+// logits are not written
 static void head(Generator* x, float* logits, const int* idle) {
     const GPT* g = x->g;
     const size_t B = (size_t)x->B, block = B * x->widest, V = (size_t)g->config.V;
@@ -233,13 +234,14 @@ typedef struct {
     size_t prefilled, decoded; // tokens
 } Speed;
 
-static void print_plan(const char* what, const FoGroup* group, size_t nbytes) {
-    double us, other_us;
-    FoAllreduce plan = plan_of(group, nbytes, &us, &other_us);
-    if (fo_group_size(group) == 1) { return; }
+static void print_plan(const char* what, const FoGroup* g, size_t nbytes) {
+    const int P = fo_group_size(g);
+    const FoAllreduce plan = plan_of(g, nbytes), other = plan == FO_PUSH ? FO_SCATTER : FO_PUSH;
+    if (P == 1) { return; }
     printf("decode: %s: all-reduce of %zu bytes over %d ranks: %s, %.1f us predicted (%s: %.1f us)\n", what,
-           nbytes, fo_group_size(group), fo_allreduce_name(plan), us,
-           fo_allreduce_name(plan == FO_PUSH ? FO_SCATTER : FO_PUSH), other_us);
+           nbytes, P, fo_allreduce_name(plan),
+           1e6 * fo_model_allreduce_s(plan, P, nbytes, gbytes_s(g), latency_us(g)), fo_allreduce_name(other),
+           1e6 * fo_model_allreduce_s(other, P, nbytes, gbytes_s(g), latency_us(g)));
 }
 
 static void round_begin(Round* r, const Prompts* p, int first) {
