@@ -22,7 +22,8 @@ B := build/$(DEVICE)-$(PRECISION)$(if $(filter 1,$(MPI)),-mpi)$(SAN:%=-%)$(if $(
 NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
 NEUTRAL := $(wildcard flashoverlap/*.c train/*.c data/*.c)
 LIB     := $(NEUTRAL:%=$(B)/%.o) $(patsubst %,$(B)/%.o,$(filter-out $(NO_MPI),$(wildcard flashoverlap/cpu/*.c)))
-TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) $(B)/test_gpt $(B)/dev/test/test_generate
+TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) \
+           $(patsubst %.cu,$(B)/%,$(wildcard test_*.cu dev/test/test_*.cu))
 SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py,$(wildcard dev/test/*.sh dev/test/*.py))
 BENCHES := $(patsubst %.c,$(B)/%,$(wildcard dev/bench/*.c))
 

@@ -152,7 +152,9 @@ void fo_allgather_matmul_attention_backward(floatX* dqkv,         // [N, 3*NH*hs
                                             floatX* datt,         // [N, NH*hs]
                                             floatX* all,          // [N, C], the own rows in place
                                             const floatX* weight, // [C, NH*hs]
-                                            const floatX* qkv, const floatX* att, const float* lse,
+                                            const floatX* qkv,    // [N, 3*NH*hs]
+                                            const floatX* att,    // [N, NH*hs]
+                                            const float* lse,     // [N, NH]
                                             FoLayout l, int NH, int hs, int C, FoOverlap* o);
 
 /* FoFetch -- who needs which rows of a table that is cut by rows (wte), for one batch of tokens: E1, E2.

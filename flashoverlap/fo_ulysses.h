@@ -12,11 +12,14 @@
  * attprojw for each j a dense [C, width of j]. Token-side activations of all heads are blocks in the same
  * order: that of group j begins at N * (channels before j), times 2 or 3 for k and v, or q, k and v.
  *
- * Plans of the up group are direct reduce-scatters.
+ * Order    as in fo_overlap.h: all calls queue and return. gather and reduce are plans of the tp group,
+ *          scatter ones of the up group, direct reduce-scatters, each with its group's communication stream.
+ * Ranks    collective over both groups, with the same N and C; heads may be uneven.
+ * Errors   dies of a plan of the wrong kind, and if the chunks of gather or reduce do not divide N.
  *
- * With U = 1 each function is the primitive of tensor parallelism alone, and none of the up group's buffers is
- * used. Source: DeepSpeed-Ulysses (arXiv 2309.14509) for the cut; its all-to-alls become pushes of chunks, own
- * chunk last, as in arXiv 2604.24013.
+ * With U = 1 each function is the primitive of tensor parallelism alone, and none of the up group's buffers
+ * is used. Source: DeepSpeed-Ulysses (arXiv 2309.14509) for the cut; its all-to-alls become pushes of chunks,
+ * own chunk last, as in arXiv 2604.24013.
  */
 #ifndef FO_ULYSSES_H
 #define FO_ULYSSES_H
@@ -96,20 +99,25 @@ void fo_attention_alltoall_matmul_reducescatter_forward(FoStaging* st,
                                                         FoLayout l, const FoHeads* h, int C,
                                                         FoOverlap* scatter, FoOverlap* reduce);
 
-// what U4 works on. dq32: [U*N, own width]; tokens: in blocks, the own unused
+// what U4 works on
 typedef struct {
-    float* dq32;
+    float* dq32;                    // [U*N, own width], sums over keys
     floatX *dq, *dkv;               // [U*N, own width], [U*N, 2*own width]
-    floatX *dq_tokens, *dkv_tokens; // [N, Ca], [N, 2*Ca] in blocks
+    floatX *dq_tokens, *dkv_tokens; // [N, Ca], [N, 2*Ca] in blocks; the own block is unused
 } FoHeadGrads;
 
 /* fo_attention_backward_alltoall -- U4: dk and dv of one shard of keys after the other, the own last, each
  * pushed to its owner while the next is computed; then dq, which is complete only now, under whatever is
- * queued next. For U > 1; scatter_kv has m = 1, for shards of keys are whole. fo_matmul_reducescatter_dgrad_heads consumes both as they arrive.
+ * queued next. For U > 1; scatter_kv has m = 1, for shards of keys are whole.
+ * fo_matmul_reducescatter_dgrad_heads consumes both as they arrive.
  */
-void fo_attention_backward_alltoall(const FoHeadGrads* d, const floatX* datt, const floatX* qkv,
-                                    const floatX* att, const float* lse, FoLayout l, const FoHeads* h,
-                                    FoOverlap* scatter_kv, FoOverlap* scatter_q);
+void fo_attention_backward_alltoall(const FoHeadGrads* d,
+                                    const floatX* datt, // [U*N, own width]
+                                    const floatX* qkv,  // [U*N, 3*own width]
+                                    const floatX* att,  // [U*N, own width]
+                                    const float* lse,   // [U*N, own heads]
+                                    FoLayout l, const FoHeads* h, FoOverlap* scatter_kv,
+                                    FoOverlap* scatter_q);
 
 /* fo_matmul_reducescatter_dgrad_heads -- B6 behind U4: the partial sums of dqkv @ weight on their way to the
  * rows' owners, dk and dv of all groups first, own first, dq after them. fo_reducescatter_end of `reduce`

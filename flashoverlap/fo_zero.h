@@ -14,17 +14,17 @@ extern "C" {
 #endif
 
 // ---- D1: gradients of weights -----------------------------------------------------------------------------
-// one gradient on its way to the owners
+// one gradient on its way to the owners: zeros, and what the caller sets
 typedef struct {
-    FoOverlap* o;    // a direct reduce-scatter, m = 1
+    FoOverlap* o;    // a direct reduce-scatter
     float* received; // [P-1, most elements of an owner's rows]
     float* temp; // NULL; or [most elements]: the gradient is computed here, from 0, not in dweight (ZeRO 2)
-    // what the end has to do
+    // fo_reducer_wgrad's own: what the end has to do
     int pending;
-    float *own, *shard;
-    float* all;
-    size_t rows, K;
+    float *all, *own; // [rows, K] as computed; the own rows of them
+    float* shard;
     FoOverlap* back;
+    size_t rows, K;
 } FoGradSlot;
 
 #define FO_GRAD_SLOTS 4
@@ -33,7 +33,7 @@ typedef struct {
  * before it arrives. As many as a layer has weights, so that a large one may arrive under a layer's computation.
  */
 typedef struct {
-    FoGradSlot slot[FO_GRAD_SLOTS];
+    FoGradSlot slot[FO_GRAD_SLOTS]; // set by the caller; the rest are zeros at first
     int next;
     FoGradSlot* apart; // of the caller's own, was run and has not ended
 } FoReducer;
@@ -58,7 +58,9 @@ void fo_reducer_wgrad(FoReducer* r, FoGradSlot* slot, float* dweight, float* sha
 void fo_reducer_flush(FoReducer* r);
 
 // ---- D3: rows come back -----------------------------------------------------------------------------------
-// all [N, ...]: the own rows (fo_cut) are in place, the others arrive; fo_allgather_end(o) waits for them
+/* fo_allgather_rows_begin -- D3: of all [N, row_nbytes] the own rows (fo_cut) are in place, the others
+ * arrive. o: a gather. fo_allgather_end(o) waits for all that were begun with it.
+ */
 void fo_allgather_rows_begin(FoOverlap* o, void* all, size_t row_nbytes, size_t N);
 
 // ---- D2: the embedding's part of wte ----------------------------------------------------------------------
@@ -77,7 +79,8 @@ typedef struct {
     unsigned char* mark; // [rows]
 } FoSparse;
 
-// N: most tokens of a rank; P ranks; rows: of the table on this rank
+// N: most tokens of a rank; P ranks, this one r; rows: of the table on this rank, C wide. _nbytes: of its
+// device memory
 FoSparse* fo_sparse_create(FoDevice* d, size_t N, size_t rows, int P, int r, int C);
 void fo_sparse_destroy(FoDevice* d, FoSparse* f);
 size_t fo_sparse_nbytes(size_t N, size_t rows, int P, int r, int C);
