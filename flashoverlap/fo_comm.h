@@ -86,8 +86,8 @@ void fo_send(FoGroup* g, const void* src, size_t nbytes, int to);
 void fo_recv(FoGroup* g, void* dst, size_t nbytes, int from);
 void fo_comm_end(FoGroup* g);
 
-/* fo_allgather -- plain, for scalars and set-up: block p of all comes from rank p. In place: the own block is
- * there before. Queued on s.
+/* fo_allgather -- plain, for scalars, token ids and what is too short to hide: block p of all comes from rank
+ * p. In place: the own block is there before. Queued on s.
  */
 void fo_allgather(FoGroup* g, void* all, size_t nbytes_each, FoStream* s);
 

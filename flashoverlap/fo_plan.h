@@ -1,6 +1,6 @@
 /* fo_plan.h -- schedules as data: which chunk a rank computes, sends and receives, and what waits for what.
  *
- * Pure functions of (kind, mode, m, topology, P, r): no stream, no memory, no clock. fo_overlap.c binds a
+ * Pure functions of (kind, mode, m, topology, P, r): no stream, no memory, no clock. fo_exec.c binds a
  * plan to streams; dev/test/test_plan.c checks all of them for P = 1..16, m = 1..4, fo_plan_check those that
  * a dry run asks for.
  *

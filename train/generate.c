@@ -298,17 +298,12 @@ static void print_round(Trainer* tr, const Round* r) {
     GPT* g = &tr->gpt;
     const Mesh* m = &g->mesh;
     const size_t B = (size_t)r->x->B, block = B * ((size_t)r->most + 1), P = (size_t)fo_group_size(tr->world);
-    FoStream* s = g->comm[GROUP_TP];
     int* all = (int*)malloc(P * block * sizeof(int));
-    int* device = (int*)fo_malloc(g->device, P * block * sizeof(int));
-    int* own = all + (size_t)tr->rank * block;
     fo_require(all != NULL, "out of memory");
+    int* own = all + (size_t)tr->rank * block;
     memcpy(own, r->len, B * sizeof(int));
     memcpy(own + B, r->ids, B * (size_t)r->most * sizeof(int));
-    fo_upload(device + (size_t)tr->rank * block, own, block * sizeof(int), s);
-    fo_allgather(tr->world, device, block * sizeof(int), s);
-    fo_download(all, device, P * block * sizeof(int), s);
-    fo_stream_sync(s);
+    gpt_gather_host(g, all, block * sizeof(int));
     for (int k = 0; k < r->x->B * m->dp && r->first + k < tr->prompts.n && tr->rank == 0; k++) {
         const int* from = all + (size_t)(k % m->dp * m->up * m->tp) * block;
         const int b = k / m->dp;
@@ -318,7 +313,6 @@ static void print_round(Trainer* tr, const Round* r) {
         }
         printf("\n---\n");
     }
-    fo_free(g->device, device);
     free(all);
 }
 

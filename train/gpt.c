@@ -262,6 +262,18 @@ Sent gpt_sent(const GPT* g, int site) {
     return sent;
 }
 
+void gpt_gather_host(GPT* g, void* all, size_t nbytes_each) {
+    const size_t nbytes = (size_t)fo_group_size(g->world) * nbytes_each;
+    const size_t own = (size_t)fo_group_rank(g->world) * nbytes_each;
+    FoStream* s = g->comm[GROUP_TP];
+    char* device = (char*)fo_malloc(g->device, nbytes);
+    fo_upload(device + own, (const char*)all + own, nbytes_each, s);
+    fo_allgather(g->world, device, nbytes_each, s);
+    fo_download(all, device, nbytes, s);
+    fo_stream_sync(s);
+    fo_free(g->device, device);
+}
+
 void gpt_await_weights(GPT* g) {
     for (int b = 0; b <= g->config.L; b++) {
         fo_allgather_end(g->d3[b]);

@@ -182,6 +182,9 @@ size_t gpt_vectors(const GPT* g);
 void gpt_take_times(GPT* g, double* exposed_ms, double* comm_ms);
 // sent so far by an operation; NSITES: by D3
 Sent gpt_sent(const GPT* g, int site);
+// every rank's block of nbytes_each, in host memory: the own one of all [world] is in place, the others
+// arrive; collective, waits. Not for what each step needs: it takes device memory for a while
+void gpt_gather_host(GPT* g, void* all, size_t nbytes_each);
 // all of params is there: what the last update has sent back (D3) has arrived; waits
 void gpt_await_weights(GPT* g);
 

@@ -198,44 +198,36 @@ static void print_sent(const char* name, const char* group, const Sent* all, int
     printf("\n");
 }
 
-void run_comm_report(Trainer* tr) {
+// one line a name: two operations of one name are one to the reader
+static void print_report(const Sent* all, int P) {
     static const char* const groups[] = {"tp", "up", "dp*up"};
-    GPT* g = &tr->gpt;
-    const int P = fo_group_size(g->world);
+    const int d3 = NSITES, ids = SENT_IDS, scalars = SENT_SCALARS, forgotten = SENT_FORGOTTEN;
+    for (int i = 0; i < NSITES; i++) {
+        int same[NSITES] = {0}, n = 0;
+        for (int k = 0; k < NSITES; k++) {
+            if (strcmp(gpt_sites[k].name, gpt_sites[i].name) == 0) { same[n++] = k; }
+        }
+        if (same[0] == i) { print_sent(gpt_sites[i].name, groups[gpt_sites[i].group], all, P, same, n); }
+    }
+    print_sent("D3", groups[GROUP_RP], all, P, &d3, 1);
+    print_sent("ids", "dp", all, P, &ids, 1);
+    print_sent("scalars", "world", all, P, &scalars, 1);
+    print_sent("other", "all", all, P, &forgotten, 1);
+}
+
+void run_comm_report(Trainer* tr) {
+    const int P = fo_group_size(tr->world);
     Sent now[NSENT], *all = (Sent*)calloc((size_t)P, sizeof now);
     fo_require(all != NULL, "out of memory");
-    count_sent(g, now);
+    count_sent(&tr->gpt, now);
     for (int i = 0; i < NSENT; i++) {
         now[i].nbytes -= tr->sent[i].nbytes, now[i].nmessages -= tr->sent[i].nmessages;
     }
     memcpy(all + tr->rank * NSENT, now, sizeof now);
-    char* slots = (char*)fo_malloc(g->device, (size_t)P * sizeof now);
-    FoStream* s = g->comm[GROUP_TP];
-    fo_upload(slots + (size_t)tr->rank * sizeof now, now, sizeof now, s);
-    fo_allgather(g->world, slots, sizeof now, s);
-    fo_download(all, slots, (size_t)P * sizeof now, s);
-    fo_stream_sync(s);
-    fo_free(g->device, slots);
+    gpt_gather_host(&tr->gpt, all, sizeof now);
     if (tr->rank == 0) {
         printf("sent in step %d: bytes and messages of ranks 0 to %d\n", tr->step + 1, P - 1);
-        for (int i = 0; i <= NSITES; i++) { // operations of one name are one
-            const char* name = gpt_sites[i < NSITES ? i : B7_DP_BACK].name;
-            int same[NSITES + 1], n = 0, first = i;
-            for (int k = 0; k < NSITES && i < NSITES; k++) {
-                if (strcmp(gpt_sites[k].name, name) == 0) {
-                    first = n == 0 ? k : first;
-                    same[n++] = k;
-                }
-            }
-            if (i == NSITES) { same[n++] = NSITES, name = "D3"; }
-            if (first == i) {
-                print_sent(name, i < NSITES ? groups[gpt_sites[i].group] : groups[GROUP_RP], all, P, same, n);
-            }
-        }
-        const int ids = SENT_IDS, scalars = SENT_SCALARS, forgotten = SENT_FORGOTTEN;
-        print_sent("ids", "dp", all, P, &ids, 1);
-        print_sent("scalars", "world", all, P, &scalars, 1);
-        print_sent("other", "all", all, P, &forgotten, 1);
+        print_report(all, P);
         fflush(stdout);
     }
     free(all);

@@ -18,7 +18,7 @@ typedef struct {
     int maxT, V, Vp, L, NH, C; // Vp: V rounded up to a multiple of 128
 } GPTConfig;
 
-// how a tensor is cut across the P ranks of a tp group
+// how a tensor is cut across the ranks of a tp group
 typedef enum {
     CUT_NONE, // whole on every rank
     CUT_ROWS, // rows, in equal parts as far as they go (fo_cut)
