@@ -236,6 +236,16 @@ void run_comm_report(Trainer* tr) {
 }
 
 // ---- files ------------------------------------------------------------------------------------------------
+// does -e, where it gives sizes, give those of the checkpoint that is resumed?
+static int check_sizes(const TrainOptions* opt, const char* path, GPTConfig c, char err[TRAIN_ERR]) {
+    GPTConfig e;
+    char why[TRAIN_ERR];
+    if (model_parse(opt->model, &e, why) != 0) { return 0; }
+    if (e.L == c.L && e.C == c.C && e.NH == c.NH && e.V == c.V && e.maxT == c.maxT) { return 0; }
+    return train_error(err, "--resume 1: -e %.100s is not the model of %.200s, L=%d,C=%d,NH=%d,V=%d,maxT=%d",
+                       opt->model, path, c.L, c.C, c.NH, c.V, c.maxT);
+}
+
 // opt's model as sizes and, if it is a file or a checkpoint to resume from, which; speak: name damaged
 // checkpoints
 static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOINT_PATH], int* step, int speak,
@@ -253,7 +263,7 @@ static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOIN
             if (why[0] && speak) { printf("note: %s\n", why); }
             *step = found;
             checkpoint_path(path, opt->out, "model", found);
-            return checkpoint_read_header(path, c, &version, err);
+            return checkpoint_read_header(path, c, &version, err) || check_sizes(opt, path, *c, err) ? -1 : 0;
         }
     }
     if (opt->resume && opt->generate) {
