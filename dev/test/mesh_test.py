@@ -4,10 +4,14 @@ stages, recomputation and transports write the same files; any mesh goes on from
 what the formulas say, to the byte; bad meshes are refused in one line. ONLY=formulas runs test_formulas alone.
 """
 
-import array, os, re, shutil, signal, time
+import array, os, re, shutil, signal, sys, time
 
 from program import (MPI, PROGRAM, Run, at_once, check, close, data, losses, main, read, refused, same, shard, steps,
                      succeeds, tmp, train, write)
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, "dev")  # program has gone to the root
+import checkpoint
 
 T, SEQUENCES = 48, 12
 MODEL = "L=2,C=48,NH=12,V=200,maxT=64"
@@ -153,6 +157,34 @@ def test_elastic():
         if mesh == to:
             same(name(*mesh), folder, folder)
         close(losses(name(*mesh))[4:], losses(folder)[-4:], 2e-3, folder)
+
+
+def test_llmc():
+    """A step that llm.c's ranks have left goes on as the same step of our own does, bit for bit, on every mesh."""
+    args = ["-l", "1e-3", "-c", "0.1", "-o"]
+    succeeds(run_mesh((2, 1, 1), "-x", 4, *args, "ours"))
+    config, step, arrays = checkpoint.read_optimizer(f"{tmp}/ours/state_00000004.bin")
+    for nproc, zero in ((1, 0), (2, 0), (4, 1)):
+        folder = f"{tmp}/llmc{nproc}"
+        os.mkdir(folder)
+        shutil.copy(f"{tmp}/ours/model_00000004.bin", folder)
+        checkpoint.write_llmc_states(folder, step, config, arrays, nproc=nproc, zero=zero)
+
+    def one(mesh, zero):
+        for start in ("ours", "llmc1", "llmc2", "llmc4"):
+            name = "{}{}{}{}".format(start, *mesh)
+            shutil.copytree(f"{tmp}/{start}", f"{tmp}/{name}")
+            run = succeeds(run_mesh(mesh, "-x", 7, "-z", zero, "-y", 1, *args, name))
+            notes = re.findall(r"note: step 4 .* was written by (\d) ranks? of llm.c", run.out)
+            check(notes == ([start[4:]] if start != "ours" else []), f"{name}: told once: {run.out[:300]}")
+        for start in ("llmc1", "llmc2", "llmc4"):
+            models = [read("{}{}{}{}/model_00000007.bin".format(x, *mesh)) for x in ("ours", start)]
+            check(models[0] == models[1], f"{start} on mesh {mesh}: the same model after 3 steps")
+
+    at_once(*(lambda m=m, z=z: one(m, z) for m, z in (((1, 1, 1), 0), ((2, 1, 2), 1), ((1, 2, 1), 2), ((2, 2, 3), 2))))
+    os.remove(f"{tmp}/llmc4/state_00000004_00002.bin")
+    refused("--resume 1|step 4|state_00000004_00002.bin", "-x", 7, "-y", 1, *mesh_args(2, 2, 1), "-o", "llmc4", model=MODEL,
+            folder="llmc4")
 
 
 # ---- what is sent ------------------------------------------------------------------------------------------
@@ -356,6 +388,9 @@ def test_bad_meshes():
         bad("asked for 2 ranks|3 processes", "--dp", 2, np=3)
     folder = "halved"
     succeeds(run_mesh((2, 1, 2), "-x", 2, "-z", 1, "-o", folder))
+    for tp, model in ((1, "L=2,C=48,NH=12,V=200,maxT=65"), (2, "d12")):
+        refused(f"-e {model}|model_00000002.bin, L=2,C=48,NH=12,V=200,maxT=64", "-x", 4, "-y", 1, "--dp", 2, "--tp", tp,
+                "-b", 2, "-t", T, "-o", folder, model=model, folder=folder)
     os.remove(f"{tmp}/{folder}/state_00000002.bin")
     refused("--resume 1|step 2|state_00000002.bin", "-x", 4, "-y", 1, *mesh_args(4, 1, 1), "-o", folder, model=MODEL,
             folder=folder)
@@ -412,5 +447,5 @@ def test_stopped_last():
             lambda: one("generating", "-s", 1000, "-g", 64, "--pace", "1e-5"))
 
 
-main((test_meshes, test_same_files, test_accumulation, test_skipped, test_validation, test_elastic, test_formulas,
-      test_memory, test_bad_meshes, test_bad_data, test_killed, test_stopped_last), make_one, make_long)
+main((test_meshes, test_same_files, test_accumulation, test_skipped, test_validation, test_elastic, test_llmc,
+      test_formulas, test_memory, test_bad_meshes, test_bad_data, test_killed, test_stopped_last), make_one, make_long)
