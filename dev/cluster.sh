@@ -165,9 +165,6 @@ run() {
     for ((i = 0; i < n; i++)); do list+=${list:+,}10.78.0.$((i + 1)):$per; done
     # Open MPI starts its daemons through `cluster.sh remote ADDRESS COMMAND`. It cuts the agent at blanks, which the
     # path to this script may have, so that is found through PATH. It must not bind: each host would use core 0.
-    # By default Open MPI asks for a message by another, which waits on the same socket behind what goes the other way:
-    # at 1 Gbit/s two hosts that send 8 MB to each other took turns, 0.50 Gbit/s each way; so it is 0.95.
-    export OMPI_MCA_btl_tcp_flags=${OMPI_MCA_btl_tcp_flags:-send}
     FO_CLUSTER_CORES=$(cores | paste -sd ' ')
     export PATH=$here:$PATH FO_CLUSTER=$name FO_CLUSTER_CORES OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     enter 0 mpirun --mca plm rsh --mca plm_rsh_agent "cluster.sh remote" --mca plm_rsh_no_tree_spawn 1 \
