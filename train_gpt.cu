@@ -53,6 +53,7 @@ void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) {
         }
     }
     g->npos = (size_t)nuniq;
+    g->rows_known = 0;
     FoStream* s = g->compute;
     fo_upload(g->acts.targets, head_targets, Nt * sizeof(int), s);
     fo_upload(g->acts.pos, pos, n * sizeof(int), s);
@@ -71,8 +72,8 @@ static void end_rows(GPT* g) {
     g->rows_travel = 0;
 }
 
-/* gpt_batch_replicas -- the tokens of all replicas, for the rows of wte's gradient that they will exchange
- * (D2). ids: this dp rank's, [B, T] as in gpt_batch, which goes before. Other dp ranks send theirs.
+/* gpt_batch_replicas -- the tokens of all replicas, for the rows of wte (D3) and of its gradient (D2) that they
+ * will exchange. ids: this dp rank's, [B, T] as in gpt_batch, which goes before. Other dp ranks send theirs.
  */
 static void gpt_batch_replicas(GPT* g, const int* ids) {
     const Mesh* m = &g->mesh;
@@ -97,6 +98,7 @@ static void gpt_batch_replicas(GPT* g, const int* ids) {
         }
     }
     fo_sparse_set(g->sparse, by_replica, g->Nt, (size_t)g->v0, m->rp, m->p, g->compute);
+    g->rows_known = 1;
 }
 
 // ---- forward ----------------------------------------------------------------------------------------------
@@ -162,17 +164,21 @@ static void forward_to_gelu(GPT* g, const Layer y) {
 
 /* gpt_forward -- from tokens to the residual stream after the last layer, resid[L]; the head follows.
  *
- * Queued on the streams; returns at once. Activations stay for gpt_backward. Weights that the last update has
- * sent back (D3) are waited for where they are first used.
+ * Queued on the streams; returns at once. Activations stay for gpt_backward. Weights that the last update left
+ * with other ranks (D3) travel under it and are waited for where they are first used: of wte the rows of these
+ * tokens ahead of everything, if all ranks know them (gpt_batch_replicas), the whole of it last.
  */
 void gpt_forward(GPT* g) {
     const GPTActs* a = &g->acts;
-    const int C = g->config.C;
+    const int C = g->config.C, rows_first = g->weights_wait && g->rows_known;
+    const floatX* wte = gpt_weight(g, WTE, 0);
     FoOverlap** o = g->o;
     FoStaging* st = &g->staging;
 
-    fo_allgather_end(g->d3[0]); // D3
-    fo_fetch_encoder_forward(a->resid, gpt_weight(g, WTE, 0), gpt_weight(g, WPE, 0), a->pos, g->fetch, st, C,
+    if (rows_first) { wte = fo_sparse_fetch_begin(g->sparse, wte, C, o[D3_ROWS]); } // D3 rows
+    gpt_send_weights(g);                                                            // D3
+    fo_allgather_end(rows_first ? o[D3_ROWS] : g->d3[0]);
+    fo_fetch_encoder_forward(a->resid, wte, rows_first, gpt_weight(g, WPE, 0), a->pos, g->fetch, st, C,
                              o[E1]); // E1
     for (int l = 0; l < g->config.L; l++) {
         const Layer y = layer_of(g, l);
@@ -186,6 +192,7 @@ void gpt_forward(GPT* g) {
         fo_matmul_reducescatter_forward(st, y.gelu, y.fcprojw, g->Nt, g->F, C, o[F4]); // F4
         fo_reducescatter_end(o[F4], st, y.x_next, y.mid, y.fcprojb, C, g->Nt);
     }
+    fo_allgather_end(g->d3[0]); // D3: all of wte, for the head
 }
 
 // ---- head and loss ----------------------------------------------------------------------------------------
@@ -522,8 +529,7 @@ static Scalars gpt_reduce(GPT* g, double loss, double stop, double failed) {
     return share_scalars(g, own);
 }
 
-// AdamW on the matrices of layer l, or on wte (l -1): the rows whose state this rank has; then they go to the
-// others (D3), who wait for them in the next forward pass
+// AdamW on the matrices of layer l, or on wte (l -1): the rows whose state this rank has
 static void update_matrices(GPT* g, FoAdamw a, float weight_decay, int l) {
     a.weight_decay = weight_decay;
     for (int i = WTE; i < NTENSORS; i++) {
@@ -536,10 +542,6 @@ static void update_matrices(GPT* g, FoAdamw a, float weight_decay, int l) {
             size_t param = x.param + layer * tensor_local(t), state = x.state + layer * tensor_local(shared);
             fo_adamw_update(g->params + param, g->master + state, g->m + state, g->v + state,
                             g->grads + (g->zero == 2 ? state : param), x.nelem, a, g->compute);
-            if (g->zero) {
-                fo_allgather_rows_begin(g->d3[l + 1], g->params + x.unit + layer * tensor_local(t),
-                                        x.cols * sizeof(floatX), x.rows); // D3
-            }
         }
     }
 }
@@ -575,7 +577,9 @@ static void gpt_spread(GPT* g, FoAdamw a, float weight_decay, int apply) {
     for (int l = 0; l < g->config.L; l++) {
         if (!g->zero) { fo_allgather_end(g->d3[l + 1]); }
         if (apply) { update_matrices(g, a, weight_decay, l); }
+        if (apply && g->zero && l == 0) { gpt_send_layer(g, 0); } // D3; the others in the next forward pass
     }
+    g->weights_wait = apply && g->zero;
     if (apply) { update_vectors(g, a, weight_decay, 1); }
     fo_allgather_end(g->o[B7_BACK]);
     if (apply) { update_vectors(g, a, weight_decay, 0); }
@@ -662,7 +666,7 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
         const int push = g->mesh.rp > 1 && (g->zero == 2 || micro + 1 == tr->grad_accum);
         read_batch(tr, &tr->train, opt->overfit, err);
         gpt_batch(g, tr->train.inputs, tr->train.targets, opt->batch, opt->seq_len);
-        if (push) { gpt_batch_replicas(g, tr->train.inputs); }
+        if (push || g->weights_wait) { gpt_batch_replicas(g, tr->train.inputs); }
         gpt_forward(g);
         gpt_head(g, (float)(1.0 / ntokens), push);
         gpt_backward(g, push);
@@ -713,7 +717,8 @@ static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
         }
         // a signal may have cut the last validation or text short
         if (last) { return stop ? stop : stopping(&tr->gpt); }
-        const int reports = opt->comm_report && s == tr->first_step;
+        // the second step, if there is one: the first has no weights of an update before it to wait for
+        const int reports = opt->comm_report && s == tr->first_step + (tr->first_step + 1 < tr->nsteps);
         if (reports) { run_comm_start(tr); }
         stop = train_step(tr, err);
         if (stop < 0) { return -1; }

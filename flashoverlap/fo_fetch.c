@@ -10,9 +10,10 @@ FoFetch* fo_fetch_create(FoDevice* d, size_t N) {
     fo_require(f != NULL, "out of memory");
     size_t n = N + 1;
     f->N = N;
-    f->tok = (int*)fo_malloc(d, 5 * n * sizeof(int));
-    f->idx = f->tok + n, f->dst = f->idx + n, f->start = f->dst + n, f->order = f->start + n;
-    f->host = (int*)calloc(5 * n, sizeof(int));
+    f->tok = (int*)fo_malloc(d, 6 * n * sizeof(int));
+    f->idx = f->tok + n, f->dst = f->idx + n, f->start = f->dst + n, f->order = f->start + n,
+    f->uniq = f->order + n;
+    f->host = (int*)calloc(6 * n, sizeof(int));
     fo_require(f->host != NULL, "out of memory");
     return f;
 }
@@ -67,7 +68,7 @@ void fo_fetch_set(FoFetch* f, const int* ids, size_t N, const size_t* first, int
                f->N, P);
     size_t stride = f->N + 1, shard = N / (size_t)P;
     int *tok = f->host, *idx = tok + stride, *dst = idx + stride, *start = dst + stride,
-        *order = start + stride;
+        *order = start + stride, *uniq = order + stride;
     size_t nneed = 0, ngive = 0;
     for (int p = 0; p < P; p++) {
         f->need[p] = nneed;
@@ -81,7 +82,12 @@ void fo_fetch_set(FoFetch* f, const int* ids, size_t N, const size_t* first, int
     f->need[P] = nneed;
     f->give[P] = ngive;
     sort_rows(f, idx, ngive, dst, start, order);
-    fo_upload(f->tok, f->host, 5 * stride * sizeof(int), s);
+    for (size_t u = 0; u < f->nuniq; u++) {
+        for (int k = start[u]; k < start[u + 1]; k++) {
+            uniq[order[k]] = (int)u;
+        }
+    }
+    fo_upload(f->tok, f->host, 6 * stride * sizeof(int), s);
 }
 
 static size_t ngroup(const size_t* group, int p) {
@@ -93,13 +99,13 @@ static void require_direct(const FoOverlap* o) {
                "%s: fetching rows wants a direct all-gather plan with m=1", o->name);
 }
 
-void fo_fetch_encoder_forward(floatX* out, const floatX* table, const floatX* wpe, const int* pos, FoFetch* f,
-                              FoStaging* st, int C, FoOverlap* o) {
+void fo_fetch_encoder_forward(floatX* out, const floatX* table, int compact, const floatX* wpe,
+                              const int* pos, FoFetch* f, FoStaging* st, int C, FoOverlap* o) {
     require_direct(o);
     const FoPlan* plan = &o->plan;
     floatX* pack = (floatX*)st->partial;     // [give, C]
     floatX* fetched = (floatX*)st->received; // [need, C]
-    fo_gather_rows(pack, table, f->idx, f->give[plan->P], C, o->compute);
+    fo_gather_rows(pack, table, compact ? f->uniq : f->idx, f->give[plan->P], C, o->compute);
     fo__begin_groups(o, pack, f->give, fetched, f->need, (size_t)C * sizeof(floatX));
     for (int k = 0; k < plan->ncomputes; k++) {
         const FoCompute* c = &plan->computes[k];

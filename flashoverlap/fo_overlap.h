@@ -170,7 +170,8 @@ typedef struct {
     int* idx;                      // [N] local row of the table, in groups of give
     size_t nuniq;                  // different rows among idx
     int *dst, *start, *order;      // [nuniq], [nuniq + 1], [N]: as fo_scatter_add_rows wants them
-    int* host;                     // the same five arrays, one after the other, on their way
+    int* uniq;                     // [N] which of the different rows each of idx is
+    int* host;                     // the same six arrays, one after the other, on their way
 } FoFetch;
 
 FoFetch* fo_fetch_create(FoDevice* d, size_t N);
@@ -182,12 +183,13 @@ void fo_fetch_set(FoFetch* f, const int* ids, size_t N, const size_t* first, int
 
 /* fo_fetch_encoder_forward -- E1: out = table[ids] + wpe[pos] for the own tokens. Each rank packs the rows
  * that others need and pushes them; tokens of the own rows first, the others as they arrive. Uses st as
- * buffers.
+ * buffers. compact: table has only the rows that this batch needs of this rank's, [f->nuniq, C], in order.
  */
 void fo_fetch_encoder_forward(floatX* out,         // [N/P, C]
-                              const floatX* table, // [rows of this rank, C]
-                              const floatX* wpe,   // [maxT, C]
-                              const int* pos,      // [N/P]
+                              const floatX* table, // [rows of this rank, C], or compact
+                              int compact,
+                              const floatX* wpe, // [maxT, C]
+                              const int* pos,    // [N/P]
                               FoFetch* f, FoStaging* st, int C, FoOverlap* o);
 
 /* fo_fetch_encoder_backward -- E2: dtable += gradient rows of the tokens whose row this rank owns, in the

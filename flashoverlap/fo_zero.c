@@ -151,6 +151,18 @@ void fo_sparse_set(FoSparse* f, const int* ids, size_t n, size_t v0, int P, int 
     fo_upload(f->identity, f->host, (f->most + f->room) * sizeof(int), s);
 }
 
+const floatX* fo_sparse_fetch_begin(FoSparse* f, const floatX* table, int C, FoOverlap* o) {
+    const int P = o->plan.P, r = o->plan.r;
+    const size_t nown = f->take[r + 1] - f->take[r];
+    floatX *rows = (floatX*)f->compact, *pack = (floatX*)f->received; // what D2 needs only later
+    fo__require_direct(o, FO_ALLGATHER, 1);
+    fo_gather_rows(pack, table + fo_cut(f->rows, P, r) * (size_t)C, f->dst, f->take[P], C, o->compute);
+    fo_copy(rows + f->give[r] * (size_t)C, pack + f->take[r] * (size_t)C, nown * (size_t)C * sizeof(floatX),
+            o->compute);
+    fo__begin_groups(o, pack, f->take, rows, f->give, (size_t)C * sizeof(floatX));
+    return rows;
+}
+
 void fo_sparse_reduce_begin(FoSparse* f, FoFetch* fetch, FoStaging* st, int C, FoOverlap* fetched,
                             FoOverlap* o) {
     size_t row = (size_t)C * sizeof(float), want = f->give[o->plan.P];

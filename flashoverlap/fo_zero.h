@@ -90,6 +90,14 @@ size_t fo_sparse_nbytes(size_t N, size_t rows, int P, int r, int C);
  */
 void fo_sparse_set(FoSparse* f, const int* ids, size_t n, size_t v0, int P, int r, FoStream* s);
 
+/* fo_sparse_fetch_begin -- D3 rows: rows of the table that the batch needs, from the ranks that have updated
+ * them, ahead of the table. fo_allgather_end(o) waits; then the first fetch->nuniq rows of the result are
+ * there, [nuniq, C] in order, as fo_fetch_encoder_forward wants them (compact), until the next call with f.
+ */
+const floatX* fo_sparse_fetch_begin(FoSparse* f,
+                                    const floatX* table, // [rows, C]: the own rows are in place
+                                    int C, FoOverlap* o);
+
 /* fo_sparse_reduce_begin -- D2: own gradient rows, as fo_fetch_encoder_backward_begin has gathered them (st),
  * are summed by row and pushed to the rows' owners. Follows it in place of fo_fetch_encoder_backward_end.
  * _end adds them, in rank order, to shard [own rows, C], which other sums have reached before.

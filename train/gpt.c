@@ -19,6 +19,7 @@ const Site gpt_sites[NSITES] = {
     [D1] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},  [D1_2] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},
     [D1_3] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1}, [D1_4] = {"D1", FO_REDUCESCATTER, GROUP_RP, 1},
     [D2] = {"D2", FO_REDUCESCATTER, GROUP_RP, 1},  [D2_ROWS] = {"D2 rows", FO_ALLGATHER, GROUP_RP, 1},
+    [D3_ROWS] = {"D3 rows", FO_ALLGATHER, GROUP_RP, 1},
     [B7_DP] = {"B7 dp", FO_REDUCESCATTER, GROUP_RP, 1},
     [B7_DP_BACK] = {"B7 dp", FO_ALLGATHER, GROUP_RP, 1},
     // clang-format on
@@ -274,7 +275,29 @@ void gpt_gather_host(GPT* g, void* all, size_t nbytes_each) {
     fo_free(g->device, device);
 }
 
+void gpt_send_layer(GPT* g, int l) {
+    for (int i = WTE; i < NTENSORS; i++) {
+        const Tensor* t = &g->ts.t[i];
+        if (!t->sharded || (i == WTE) != (l < 0)) { continue; }
+        for (int j = 0; j < tensor_nunits(&g->ts, i); j++) {
+            const TensorUnit u = tensor_unit(&g->ts, i, j);
+            size_t at = t->offset + (l < 0 ? 0 : (size_t)l * tensor_local(t)) + u.offset;
+            fo_allgather_rows_begin(g->d3[l + 1], g->params + at, u.cols * sizeof(floatX), u.rows);
+        }
+    }
+}
+
+void gpt_send_weights(GPT* g) {
+    if (!g->weights_wait) { return; }
+    g->weights_wait = 0;
+    for (int l = 1; l < g->config.L; l++) {
+        gpt_send_layer(g, l);
+    }
+    gpt_send_layer(g, -1); // the head needs it, after all layers; the embedding needs some rows of it
+}
+
 void gpt_await_weights(GPT* g) {
+    gpt_send_weights(g);
     for (int b = 0; b <= g->config.L; b++) {
         fo_allgather_end(g->d3[b]);
     }

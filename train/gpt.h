@@ -31,7 +31,7 @@ Mesh mesh_of(const TrainOptions* opt, int rank);
 enum {
     E1, F1, F2, F3, F4, H1, H2, H2_NEXT, H3, B1, B2, B3, B4, B5, B6, E2, B7, B7_BACK, // of the tp group
     U1, U2, U3, U4_KV, U4_Q,                                                          // of the up group
-    D1, D1_2, D1_3, D1_4, D2, D2_ROWS, B7_DP, B7_DP_BACK,                             // of the replicas
+    D1, D1_2, D1_3, D1_4, D2, D2_ROWS, D3_ROWS, B7_DP, B7_DP_BACK,                    // of the replicas
     NSITES
 };
 // clang-format on
@@ -134,6 +134,8 @@ typedef struct {
     FoFetch* fetch;
     FoSparse* sparse;
     int rows_travel;  // gradient rows of the embedding are on their way (D2)
+    int rows_known;   // fo_sparse_set has seen the batch at hand
+    int weights_wait; // updated weights, but for layer 0's, have not yet left (D3)
     int B_max, T_max; // the largest batch
     int chunks;       // for each owner in the mode chosen
     int head_chunks;  // what of it divides the head's slices, too
@@ -185,6 +187,9 @@ Sent gpt_sent(const GPT* g, int site);
 // every rank's block of nbytes_each, in host memory: the own one of all [world] is in place, the others
 // arrive; collective, waits. Not for what each step needs: it takes device memory for a while
 void gpt_gather_host(GPT* g, void* all, size_t nbytes_each);
+// D3: updated rows go to the replicas: of layer l's matrices (-1: wte); of all but layer 0's, if they wait
+void gpt_send_layer(GPT* g, int l);
+void gpt_send_weights(GPT* g);
 // all of params is there: what the last update has sent back (D3) has arrived; waits
 void gpt_await_weights(GPT* g);
 

@@ -133,7 +133,7 @@ static const Option options[] = {
     {NULL,  "--pace",       DOUBLE, AT(pace), "0", 0, 1e6,
      "TFLOPS", "behave like a device of that speed; 0: as fast as it goes", NULL},
     {NULL,  "--comm-report", FLAG, AT(comm_report), "", 0, 0,
-     "", "print after the first step what each rank has sent, by operation", NULL},
+     "", "print after the second step what each rank has sent, by operation", NULL},
     // instead of training
     {NULL,  "--generate",   FLAG, AT(generate), "", 0, 0,
      "", "go on from the prompts with the model, and stop", "Instead of training"},

@@ -77,21 +77,20 @@ static double hiding_flops(const GPT* g, int site) {
     }
 }
 
-static void predict(Bench* x, const GPT* g, const size_t calls[NROWS]) {
+// calls: of each operation in a step
+static void predict(Bench* x, const GPT* g, const double calls[NROWS]) {
     for (int i = 0; i < NROWS; i++) {
         const int P = i < NSITES ? gpt_site_ranks(g, i) : g->mesh.rp,
                   m = i < NSITES ? gpt_site_chunks(g, i) : 1;
-        if (P < 2 || calls[i] == 0) { continue; }
-        double shard_s = 1e-3 * x->comm[i] / (double)calls[i] / (P - 1),
+        if (P < 2 || calls[i] <= 0.0) { continue; }
+        double shard_s = 1e-3 * x->comm[i] / calls[i] / (P - 1),
                flops = i < NSITES ? hiding_flops(g, i) : 0.0;
-        if (i == NSITES) {
-            // D3: layers hide under those before them, wte, which comes first, under nothing that is paced
-            double wte = (double)g->Vl, layers = 12.0 * g->config.L * g->config.C / g->mesh.tp; // times C
-            x->predicted[i] = x->comm[i] * wte / (wte + layers);
-            continue;
+        if (i == NSITES) { // D3 has the whole forward pass, of which a call has its share
+            flops =
+                2.0 * (double)g->Nt * 12.0 * g->config.L * g->config.C * g->config.C / g->mesh.tp / calls[i];
         }
-        x->predicted[i] = 1e3 * (double)calls[i] *
-                          fo_model_exposed_s(FO_FLASH, m, P, shard_s, flops / (x->opt.pace * 1e12));
+        x->predicted[i] =
+            1e3 * calls[i] * fo_model_exposed_s(FO_FLASH, m, P, shard_s, flops / (x->opt.pace * 1e12));
     }
 }
 
@@ -125,7 +124,7 @@ static void body(FoGroup* world, void* arg) {
     }
     FoAdamw a = {0.0f, 0.9f, 0.95f, 1e-8f, 0.0f, 1.0f, 0};
     double start = 0.0, before_ms[NROWS] = {0}, before_comm[NROWS] = {0};
-    size_t calls[NROWS] = {0};
+    double calls[NROWS] = {0.0};
     for (int i = 0; i < WARM + STEPS; i++) {
         if (i == WARM) {
             fo_group_barrier(world);
@@ -136,17 +135,17 @@ static void body(FoGroup* world, void* arg) {
             if (i < WARM) { before_ms[k] = g->exposed_ms[k], before_comm[k] = g->comm_ms[k]; }
         }
     }
-    gpt_await_weights(g);
     x->ranks_step[rank] = 1e3 * (fo_now() - start) / STEPS;
     double unused_ms, unused_comm;
     gpt_take_times(g, &unused_ms, &unused_comm);
+    gpt_await_weights(g); // the last step's, which another step would hide
     for (int k = 0; k < NROWS; k++) {
         x->ranks_exposed[rank][k] = (g->exposed_ms[k] - before_ms[k]) / STEPS;
         if (rank == 0 && x->mode == 0) { x->comm[k] = (g->comm_ms[k] - before_comm[k]) / STEPS; }
         const FoOverlap* o = k < NSITES ? g->o[k] : g->d3[1];
-        if (o->plan.nexchanges) {
-            calls[k] = g->sent[k].nmessages / (size_t)((WARM + STEPS) * o->plan.nexchanges);
-        }
+        // an update's weights and rows first travel in the step after it
+        const int nsteps = WARM + STEPS - (k == NSITES || k == D3_ROWS);
+        if (o->plan.nexchanges) { calls[k] = (double)g->sent[k].nmessages / (nsteps * o->plan.nexchanges); }
     }
     fo_group_barrier(world);
     if (rank == 0 && MODES[x->mode].overlap.mode == FO_FLASH && !MODES[x->mode].free) {

@@ -242,7 +242,8 @@ class Formulas:
             self.add("D1", pushes * L * away * 4)
             self.add("D2", pushes * (Vl * C - own_wte) * 4, pushes * (R - 1))
             self.add("D3", (L * own + own_wte) * (R - 1) * (2 if zero else 4))
-            self.add("ids", pushes * (dp - 1) * N * 4, pushes * (dp - 1))
+            told = accum if zero == 2 else 2 if zero == 1 and accum > 1 else 1  # for D3's rows, and for D2's
+            self.add("ids", told * (dp - 1) * N * 4, told * (dp - 1))
         # vectors: fp32, there and back
         aligned = [up_to(x, 64) for x in (maxT * C, *[L * C] * 6, C, C)]
         replicated = up_to(sum(aligned), tp)
@@ -250,13 +251,13 @@ class Formulas:
         self.add("B7", 2 * (tp - 1) * replicated // tp * 4, 2 * (tp - 1))
         self.add("B7 dp", 2 * (R - 1) * vectors // R * 4, 2 * (R - 1))
         self.add("scalars", (dp * up * tp - 1) * 48, dp * up * tp - 1)
-        self.embedding(tokens, dp, up, tp, d, u, t, p, B, C, Vp)
+        self.embedding(tokens, dp, up, tp, d, u, t, p, B, C, Vp, zero)
         self.add("other", 0, 0)
 
     def add(self, op, nbytes, nmessages=None):
         self.sent[op] = (nbytes, nmessages)
 
-    def embedding(self, tokens, dp, up, tp, d, u, t, p, B, C, Vp):
+    def embedding(self, tokens, dp, up, tp, d, u, t, p, B, C, Vp, zero):
         """Rows of the tokens that others have, or own: every rank knows all tokens."""
         P = up * tp
         zigzag = up > 1 or B % tp != 0
@@ -282,6 +283,9 @@ class Formulas:
         first, end = cut(Vl, R, p), cut(Vl, R, p + 1)
         away = {id - v0 for id in mine if 0 <= id - v0 < Vl and not first <= id - v0 < end}
         self.add("D2 rows", len(away) * C * 4 if R > 1 else 0)
+        wanted = [{id for id in rows[q // up][q % up * Nt:(q % up + 1) * Nt] if first <= id - v0 < end}
+                  for q in range(R) if q != p]
+        self.add("D3 rows", sum(len(x) for x in wanted) * C * 2 if zero else 0)
 
 
 def reported(out):
@@ -300,11 +304,11 @@ def test_formulas():
     tokens = array.array("H", read("one.bin")[1024:]).tolist()
     cases = [((1, 1, 3), 1, 0, 1, "flash"), ((1, 1, 4), 1, 0, 3, "flash:2"), ((1, 3, 1), 1, 1, 1, "none"),
              ((1, 4, 1), 1, 0, 2, "flash:2"), ((4, 1, 1), 1, 0, 1, "flash"), ((3, 1, 1), 1, 1, 1, "slice:2"),
-             ((2, 1, 1), 2, 2, 1, "flash"), ((2, 2, 2), 1, 1, 1, "flash"), ((2, 2, 2), 1, 2, 2, "flash:2"),
+             ((2, 1, 1), 2, 2, 1, "flash"), ((2, 1, 1), 2, 1, 1, "flash"), ((2, 2, 2), 1, 1, 1, "flash"), ((2, 2, 2), 1, 2, 2, "flash:2"),
              ((1, 2, 3), 1, 1, 1, "flash"), ((3, 1, 2), 1, 2, 0, "none")]
 
     def one(mesh, accum, zero, recompute, overlap):
-        args = ["-x", 1, "-z", zero, "-r", recompute, "--overlap", overlap, "--comm-report"]
+        args = ["-x", 2, "-z", zero, "-r", recompute, "--overlap", overlap, "--comm-report"]
         B = SEQUENCES // mesh[0] // accum
         if accum == 1:
             run = succeeds(run_mesh(mesh, *args))

@@ -44,13 +44,15 @@ static void gather_after_mark(Rank* k, floatX* seen, const floatX* inp, FoOverla
 // E1 and E2, twice in a row through the same staging; E2's first half is hidden under other work
 static void fetch_twice(Rank* k, Fetched* x, FoFetch* f, FoOverlap* o) {
     FoStaging st = staging(k);
-    floatX* table = poisoned_rows(k, V, C);
+    floatX *table = poisoned_rows(k, V, C), *compact = poisoned_rows(k, V, C);
     size_t nbytes = k->N * C * sizeof(floatX), row = C * sizeof(floatX);
     for (int i = 0; i < 2; i++) {
         produce(k, table, x->table, x->nown * row);
         if (i == 1) { fo_overlap_mark(o); } // the rows are packed after it: it can't speak for them
         rest(k);
-        fo_fetch_encoder_forward(x->out[i], table, x->wpe, x->pos, f, &st, C, o);
+        // the second time from the rows alone that the tokens need
+        if (i == 1) { fo_gather_rows(compact, table, f->dst, f->nuniq, C, k->compute); }
+        fo_fetch_encoder_forward(x->out[i], i == 1 ? compact : table, i, x->wpe, x->pos, f, &st, C, o);
         queue_poison(k, table, x->nown * row);
         queue_poison(k, st.partial, nbytes);
         queue_poison(k, st.received, nbytes);
@@ -197,7 +199,7 @@ static void wrong_call(FoGroup* g, void* arg) {
     FoOverlap* o = overlap(&k, "G1", which == 2 ? FO_REDUCESCATTER : FO_ALLGATHER);
     FoStaging st = {k.d, k.d, FO_FLOATX}; // never touched
     FoFetch* f = fo_fetch_create(k.d, 10);
-    if (which < 2) { fo_fetch_encoder_forward(NULL, NULL, NULL, NULL, f, &st, C, o); }
+    if (which < 2) { fo_fetch_encoder_forward(NULL, NULL, 0, NULL, NULL, f, &st, C, o); }
     if (which == 2) { fo_fetch_encoder_backward_begin(NULL, f, &st, C, o); }
     fo_fetch_set(f, ids, which == 3 ? 12 : 9, first, k.P, k.r, k.compute);
 }

@@ -475,6 +475,50 @@ static void test_sparse(Rank* k) {
     sparse_close(k, &x);
 }
 
+// D3 rows: what a batch needs of the table comes from the rows' owners, who alone have them; batch after batch
+static void test_rows_fetched(Rank* k) {
+    enum { TABLE = 5 };
+    Sparse x = sparse_open(k);
+    size_t row = C * sizeof(floatX), nrows = 0;
+    floatX *table = poisoned_rows(k, V, C), *got[BATCHES];
+    floatX* src = numbers(k, TABLE, x.t.v0 + x.t.first, x.t.own, C);
+    for (int batch = 0; batch < BATCHES; batch++) {
+        fo_stream_sync(k->compute);
+        sparse_set(k, &x, batch);
+        produce(k, table + x.t.first * C, src, x.t.own * row);
+        rest(k);
+        if (batch == 3) { fo_overlap_mark(x.o); } // the rows are packed after it: it can't speak for them
+        const floatX* rows = fo_sparse_fetch_begin(x.sparse, table, C, x.o);
+        queue_poison(k, table, V * row);
+        stagger(k);
+        fo_allgather_end(x.o);
+        got[batch] = (floatX*)taken(k, (void*)(size_t)rows, x.fetch->nuniq * row);
+        queue_poison(k, x.sparse->compact, x.sparse->most * C * sizeof(float));
+        queue_poison(k, x.sparse->received, x.sparse->room * C * sizeof(float));
+    }
+    for (int batch = 0; batch < BATCHES; batch++) {
+        unsigned char needs[V] = {0};
+        size_t u = 0, wrong = 0;
+        for (int p = 0; p < k->U; p++) {
+            unsigned char asked[V] = {0};
+            for (size_t n = 0; n < k->N; n++) {
+                size_t at = (size_t)token(k, batch, p, n) - x.t.v0;
+                if (at >= x.t.rows) { continue; }
+                if (p == k->u) { needs[at] = 1; }
+                nrows +=
+                    p != k->u && !asked[at] && owner_of(k, &x.t, at) == (size_t)k->u; // what this rank sends
+                asked[at] = 1;
+            }
+        }
+        for (size_t at = 0; at < x.t.rows; at++) {
+            if (needs[at]) { wrong += (size_t)wrong_rows(k, got[batch] + u++ * C, TABLE, x.t.v0 + at, 1, C); }
+        }
+        CHECK(wrong == 0);
+    }
+    CHECK(x.o->nbytes_sent == nrows * row);
+    sparse_close(k, &x);
+}
+
 // all tokens are one: its owner adds what it has, then the replicas' sums in rank order
 static void test_order_of_rows(Rank* k) {
     Sparse x = sparse_open(k);
@@ -552,6 +596,7 @@ static void body(FoGroup* world, void* arg) {
         test_order_of_grads(&k);
         test_rows_back(&k);
         test_sparse(&k);
+        test_rows_fetched(&k);
         test_order_of_rows(&k);
         if (k.c.m == 1) {
             test_grads_wait(&k);
