@@ -293,7 +293,8 @@ static const Way WAYS[] = {
     {{FO_NONE, 1}, 1, 0, 1, 1, 1, 1},  {{FO_FLASH, 1}, 1, 1, 2, 0, 1, 1}};
 enum { NWAYS = sizeof WAYS / sizeof WAYS[0] };
 
-// A sanitizer makes everything ten times slower: there each mesh goes a quarter of the ways, another mesh others
+// A sanitizer makes everything ten times slower: there each mesh goes a quarter of the ways, another mesh
+// others
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { SANITIZED = 1 };
 #else

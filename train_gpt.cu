@@ -72,8 +72,9 @@ static void end_rows(GPT* g) {
     g->rows_travel = 0;
 }
 
-/* gpt_batch_replicas -- the tokens of all replicas, for the rows of wte (D3) and of its gradient (D2) that they
- * will exchange. ids: this dp rank's, [B, T] as in gpt_batch, which goes before. Other dp ranks send theirs.
+/* gpt_batch_replicas -- the tokens of all replicas, for the rows of wte (D3) and of its gradient (D2) that
+ * they will exchange. ids: this dp rank's, [B, T] as in gpt_batch, which goes before. Other dp ranks send
+ * theirs.
  */
 static void gpt_batch_replicas(GPT* g, const int* ids) {
     const Mesh* m = &g->mesh;
@@ -164,9 +165,9 @@ static void forward_to_gelu(GPT* g, const Layer y) {
 
 /* gpt_forward -- from tokens to the residual stream after the last layer, resid[L]; the head follows.
  *
- * Queued on the streams; returns at once. Activations stay for gpt_backward. Weights that the last update left
- * with other ranks (D3) travel under it and are waited for where they are first used: of wte the rows of these
- * tokens ahead of everything, if all ranks know them (gpt_batch_replicas), the whole of it last.
+ * Queued on the streams; returns at once. Activations stay for gpt_backward. Weights that the last update
+ * left with other ranks (D3) travel under it and are waited for where they are first used: of wte the rows
+ * of these tokens ahead of everything, if all ranks know them (gpt_batch_replicas), the whole of it last.
  */
 void gpt_forward(GPT* g) {
     const GPTActs* a = &g->acts;

@@ -29,8 +29,9 @@ typedef struct {
 
 #define FO_GRAD_SLOTS 4
 
-/* FoReducer -- some gradients at a time are under way: one is computed and pushed, while what remains of those
- * before it arrives. As many as a layer has weights, so that a large one may arrive under a layer's computation.
+/* FoReducer -- some gradients at a time are under way: one is computed and pushed, while what remains of
+ * those before it arrives. As many as a layer has weights, so that a large one may arrive under a layer's
+ * computation.
  */
 typedef struct {
     FoGradSlot slot[FO_GRAD_SLOTS]; // set by the caller; the rest are zeros at first
@@ -47,7 +48,8 @@ typedef struct {
  * shard    NULL; or [own rows, K]: the sum is added to it (ZeRO 2).
  * back     NULL; or a gather over the same ranks: the sums come back to all ranks, into dweight (ZeRO 0);
  *          fo_allgather_end(back) waits.
- * Order    the FO_GRAD_SLOTS-th after it or fo_reducer_flush ends it. One rank: the plain GEMM, nothing pends.
+ * Order    the FO_GRAD_SLOTS-th after it or fo_reducer_flush ends it. One rank: the plain GEMM, nothing
+ *          pends.
  */
 void fo_reducer_wgrad(FoReducer* r, FoGradSlot* slot, float* dweight, float* shard, FoOverlap* back,
                       const floatX* dout, // [n, OC]

@@ -112,8 +112,8 @@ int checkpoint_import_llmc(const char* dir, int step, LlmcPosition* position, co
 int checkpoint_is_llmc(const char* dir, int step);
 
 // ---- output folder ----------------------------------------------------------------------------------------
-// makes the folder (mode 0755) if it is missing, tries whether files can be made in it, and deletes those that a
-// killed run has left half written
+// makes the folder (mode 0755) if it is missing, tries whether files can be made in it, and deletes those
+// that a killed run has left half written
 int checkpoint_prepare_folder(const char* dir, char err[TRAIN_ERR]);
 
 // "DIR/model_00000020.bin" and so on. Folders' names are short enough: checkpoint_prepare_folder checks it.

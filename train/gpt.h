@@ -25,8 +25,8 @@ typedef struct {
 Mesh mesh_of(const TrainOptions* opt, int rank);
 
 // ---- the overlapped operations of a step ------------------------------------------------------------------
-// Rows of doc/overlap.md's table; D3 has a plan for each layer, beside them. H2 and D1 are several in turn, since
-// the next begins before one has ended; B7 goes there and back.
+// Rows of doc/overlap.md's table; D3 has a plan for each layer, beside them. H2 and D1 are several in turn,
+// since the next begins before one has ended; B7 goes there and back.
 // clang-format off
 enum {
     E1, F1, F2, F3, F4, H1, H2, H2_NEXT, H3, B1, B2, B3, B4, B5, B6, E2, B7, B7_BACK, // of the tp group

@@ -41,9 +41,9 @@ typedef struct {
     Sent* sent; // --comm-report: before the step that it is about
 } Trainer;
 
-/* user_error -- ends all ranks with the user's error. Of those that call it one tells it, rank 0 if every rank
- * has found it: the others give it time, on a busy machine a launcher takes seconds to end processes. Never
- * returns.
+/* user_error -- ends all ranks with the user's error. Of those that call it one tells it, rank 0 if every
+ * rank has found it: the others give it time, on a busy machine a launcher takes seconds to end processes.
+ * Never returns.
  */
 void user_error(int tells, const char* err) __attribute__((noreturn));
 

@@ -1,11 +1,12 @@
-/* bench_mesh.c -- whole training steps over an emulated link, under none, slice and flash: what every collective
- * of doc/overlap.md's table leaves exposed, and how far a step is from one whose communication is free.
+/* bench_mesh.c -- whole training steps over an emulated link, under none, slice and flash: what every
+ * collective of doc/overlap.md's table leaves exposed, and how far a step is from one whose communication
+ * is free.
  *
  *   bench_mesh [MESH ...] [--rounds N] [--pace TFLOPS] [--link GBPS,US] [--model SIZES] [--check]
  *   MESH: tp4 up4 dp4 tp2up2 dp2tp2 (the default: all five). --check: exit status 1 if a demand does not hold
  *
- * The step is train_gpt.cu's own. Ranks are threads and paced: each GEMM and attention lasts as long as it would
- * at `pace`. Modes take turns in rounds; figures are medians over rounds of the mean over ranks.
+ * The step is train_gpt.cu's own. Ranks are threads and paced: each GEMM and attention lasts as long as it
+ * would at `pace`. Modes take turns in rounds; figures are medians over rounds of the mean over ranks.
  */
 #define TESTING
 #include "train_gpt.cu"

@@ -519,8 +519,8 @@ static long want_attention(const Layer* x) {
 }
 
 /* The up group's communication of each rank stands at a gate. What follows U1 and U2 on the compute stream
- * stands with it. What follows U3 and U4 goes on, but in mode none. B6 then stands for keys and values, not for
- * the queries that come later; returns whether it did, which a busy machine may not show each time.
+ * stands with it. What follows U3 and U4 goes on, but in mode none. B6 then stands for keys and values, not
+ * for the queries that come later; returns whether it did, which a busy machine may not show each time.
  */
 static int test_who_waits(Rank* k) {
     Layer x = layer_open(k, k->c.m);

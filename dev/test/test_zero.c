@@ -475,7 +475,8 @@ static void test_sparse(Rank* k) {
     sparse_close(k, &x);
 }
 
-// D3 rows: what a batch needs of the table comes from the rows' owners, who alone have them; batch after batch
+// D3 rows: what a batch needs of the table comes from the rows' owners, who alone have them; batch after
+// batch
 static void test_rows_fetched(Rank* k) {
     enum { TABLE = 5 };
     Sparse x = sparse_open(k);

@@ -302,7 +302,8 @@ void fo__mpi_open(FoGroup* g) {
     MPI_Initialized(&before);
     fo_require(!before, "fo_ranks_run a second time: ranks that are processes can run once");
     // Over TCP Open MPI asks for large messages by another, which waits on the socket behind what this rank
-    // sends: two hosts that send to each other took turns, 0.50 Gbit/s each way of a link of 1. Plain sends: 0.95
+    // sends: two hosts that send to each other took turns, 0.50 Gbit/s each way of a link of 1. Plain
+    // sends: 0.95
     setenv("OMPI_MCA_btl_tcp_flags", "send", 0);
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided));
     fo_require(provided >= MPI_THREAD_SERIALIZED,
