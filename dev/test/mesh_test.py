@@ -64,6 +64,12 @@ def test_same_files():
                   for i, w in enumerate(ways)))
         for i, way in enumerate(ways):
             same(name, f"{name}{i}", f"{mesh} {way}")
+        for z in (0, 1):  # on a link so slow that what is not waited for is not there
+            succeeds(run_mesh(mesh, "-x", 3, "-z", z, "--link", "0.02,500", "--pace", 1000, "-o", f"{name}slow{z}",
+                              quick=False), 120)
+        succeeds(run_mesh(mesh, "-x", 3, "--overlap", "none", "-o", f"{name}three"))
+        for z in (0, 1):
+            same(f"{name}three", f"{name}slow{z}", f"{mesh} -z {z} on a slow link")
     if MPI:
         for mesh, np in (((2, 2, 2), 8), ((4, 1, 1), 4), ((1, 4, 1), 4)):
             name = "b{}{}{}".format(*mesh)
