@@ -141,7 +141,7 @@ static Layer layer_of(const GPT* g, int l) {
     return y;
 }
 
-// the layer up to what comes before the second GELU's matmul; the backward pass of -r 3 does it again
+// the layer up to fc2; the backward pass of -r 3 does it again
 static void forward_to_gelu(GPT* g, const Layer y) {
     const GPTActs* a = &g->acts;
     const FoHeads* h = &g->heads;
@@ -464,32 +464,15 @@ static Scalars share_scalars(GPT* g, Scalars own) {
     return sum;
 }
 
-// the rows of unit j of a matrix that this replica owns, whether it has others or not
-typedef struct {
-    size_t nelem;
-    size_t param, state;     // where they are in layer 0 of params, and of m, v and master
-    size_t unit, rows, cols; // where the whole unit is in layer 0 of params; its shape
-} OwnRows;
-
-static OwnRows own_rows(const GPT* g, int tensor, int j) {
-    const TensorUnit whole = tensor_unit(&g->ts, tensor, j), held = tensor_unit(&g->os, tensor, j);
-    const size_t first = fo_cut(whole.rows, g->mesh.rp, g->mesh.p);
-    OwnRows x;
-    x.nelem = fo_cut_n(whole.rows, g->mesh.rp, g->mesh.p) * whole.cols;
-    x.unit = g->ts.t[tensor].offset + whole.offset, x.rows = whole.rows, x.cols = whole.cols;
-    x.param = x.unit + first * whole.cols;
-    x.state = g->os.t[tensor].offset + held.offset + (first - held.row0) * whole.cols;
-    return x;
-}
-
 // *sum += squares of the gradients of the rows that this rank owns, of layer l's matrices; l -1: of wte
 static void square_sum_own(GPT* g, double* sum, int l) {
+    const Mesh* m = &g->mesh;
     for (int i = WTE; i < NTENSORS; i++) {
-        if (!g->ts.t[i].sharded || (i == WTE) != (l < 0)) { continue; }
-        for (int j = 0; j < tensor_nunits(&g->ts, i); j++) {
-            const OwnRows x = own_rows(g, i, j);
-            size_t at = g->zero == 2 ? x.state - g->os.t[i].offset : x.param - g->ts.t[i].offset;
-            fo_square_sum(sum, gpt_grad(g, i, l < 0 ? 0 : l) + at, x.nelem, g->compute);
+        for (int j = 0; gpt_in_bucket(g, i, l) && j < tensor_nunits(&g->ts, i); j++) {
+            const TensorUnit u = tensor_unit(g->zero == 2 ? &g->os : &g->ts, i, j);
+            const size_t first = fo_cut(u.rows, m->rp, m->p) - u.row0, n = fo_cut_n(u.rows, m->rp, m->p);
+            const float* grad = gpt_grad(g, i, l < 0 ? 0 : l) + u.offset + first * u.cols;
+            fo_square_sum(sum, grad, n * u.cols, g->compute);
         }
     }
 }
@@ -530,19 +513,18 @@ static Scalars gpt_reduce(GPT* g, double loss, double stop, double failed) {
     return share_scalars(g, own);
 }
 
-// AdamW on the matrices of layer l, or on wte (l -1): the rows whose state this rank has
+// AdamW on the matrices of layer l, or on wte (l -1): the rows whose state this rank has, in ZeRO 0 all
 static void update_matrices(GPT* g, FoAdamw a, float weight_decay, int l) {
+    const size_t layer = l < 0 ? 0 : (size_t)l;
     a.weight_decay = weight_decay;
     for (int i = WTE; i < NTENSORS; i++) {
-        const Tensor *t = &g->ts.t[i], *shared = &g->os.t[i];
-        const size_t layer = l < 0 ? 0 : (size_t)l;
-        if (!t->sharded || (i == WTE) != (l < 0)) { continue; }
-        for (int j = 0; j < tensor_nunits(&g->ts, i); j++) {
-            OwnRows x = own_rows(g, i, j);
-            if (!g->zero) { x.param = x.state = x.unit, x.nelem = x.rows * x.cols; }
-            size_t param = x.param + layer * tensor_local(t), state = x.state + layer * tensor_local(shared);
+        const Tensor *t = &g->ts.t[i], *held = &g->os.t[i];
+        for (int j = 0; gpt_in_bucket(g, i, l) && j < tensor_nunits(&g->ts, i); j++) {
+            const TensorUnit whole = tensor_unit(&g->ts, i, j), u = tensor_unit(&g->os, i, j);
+            size_t param = t->offset + layer * tensor_local(t) + whole.offset + u.row0 * u.cols;
+            size_t state = held->offset + layer * tensor_local(held) + u.offset;
             fo_adamw_update(g->params + param, g->master + state, g->m + state, g->v + state,
-                            g->grads + (g->zero == 2 ? state : param), x.nelem, a, g->compute);
+                            g->grads + (g->zero == 2 ? state : param), u.nrows * u.cols, a, g->compute);
         }
     }
 }
@@ -560,8 +542,8 @@ static void update_vectors(GPT* g, FoAdamw a, float weight_decay, int is_cut) {
 }
 
 /* gpt_spread -- the sums of B7 and, in ZeRO 0, of matrices come to all ranks; apply: AdamW on every tensor,
- * from gradients times grad_scale. B7's return under the update of the matrices; in ZeRO 1 and 2 updated rows
- * leave while the next are updated (D3).
+ * from gradients times grad_scale. B7's return under the update of the matrices; in ZeRO 1 and 2 layer 0's
+ * updated rows leave under that of the others, which go in the next forward pass (D3).
  */
 static void gpt_spread(GPT* g, FoAdamw a, float weight_decay, int apply) {
     const Mesh* m = &g->mesh;
@@ -578,7 +560,7 @@ static void gpt_spread(GPT* g, FoAdamw a, float weight_decay, int apply) {
     for (int l = 0; l < g->config.L; l++) {
         if (!g->zero) { fo_allgather_end(g->d3[l + 1]); }
         if (apply) { update_matrices(g, a, weight_decay, l); }
-        if (apply && g->zero && l == 0) { gpt_send_layer(g, 0); } // D3; the others in the next forward pass
+        if (apply && g->zero && l == 0) { gpt_send_layer(g, 0); } // D3
     }
     g->weights_wait = apply && g->zero;
     if (apply) { update_vectors(g, a, weight_decay, 1); }

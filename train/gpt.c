@@ -278,8 +278,7 @@ void gpt_gather_host(GPT* g, void* all, size_t nbytes_each) {
 void gpt_send_layer(GPT* g, int l) {
     for (int i = WTE; i < NTENSORS; i++) {
         const Tensor* t = &g->ts.t[i];
-        if (!t->sharded || (i == WTE) != (l < 0)) { continue; }
-        for (int j = 0; j < tensor_nunits(&g->ts, i); j++) {
+        for (int j = 0; gpt_in_bucket(g, i, l) && j < tensor_nunits(&g->ts, i); j++) {
             const TensorUnit u = tensor_unit(&g->ts, i, j);
             size_t at = t->offset + (l < 0 ? 0 : (size_t)l * tensor_local(t)) + u.offset;
             fo_allgather_rows_begin(g->d3[l + 1], g->params + at, u.cols * sizeof(floatX), u.rows);

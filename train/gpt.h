@@ -174,6 +174,10 @@ int gpt_head_slices(size_t Nt, int tp, int m);
 const floatX* gpt_weight(const GPT* g, int tensor, int l);
 // of a tensor that all replicas hold whole; in ZeRO 2, of a matrix, this rank's share. NULL in inference
 float* gpt_grad(const GPT* g, int tensor, int l);
+// is it one of the matrices that go together? Of layer l they do; wte goes alone, as l -1
+static inline int gpt_in_bucket(const GPT* g, int tensor, int l) {
+    return g->ts.t[tensor].sharded && (tensor == WTE) == (l < 0);
+}
 // elements of the replicated tensors, rounded up so that tp ranks share them evenly; they stand last
 size_t gpt_replicated(const GPT* g);
 // elements of GPTActs.vectors: cut vectors and this rank's share of the replicated ones, a multiple of rp
