@@ -1,4 +1,4 @@
-# make [DEVICE=cpu] [PRECISION=BF16|FP32] [MPI=0|1] [SAN=asan|tsan] [DEBUG=1] TARGET          (make help: the targets)
+# make [DEVICE=cpu|cuda|emu] [PRECISION=BF16|FP32] [MPI=0|1] [SAN=asan|tsan|check] [DEBUG=1] TARGET   (make help: the targets)
 SHELL     := /bin/bash
 comma     := ,
 DEVICE    ?= cpu
@@ -7,21 +7,24 @@ MPICC     ?= mpicc
 ARCH      ?= native
 SAN       ?=
 DEBUG     ?= 0
-# the only thing detected: is there an MPI to link with
+# detected: is there an MPI to link with, and, for cuda and emu, where CUDA's parts are
 MPI       ?= $(if $(shell command -v $(MPICC)),1,0)
 
 one_of = $(if $(filter $($(1)),$(2)),,$(error $(1)=$($(1)): want one of $(2)))
-$(call one_of,DEVICE,cpu)
+$(call one_of,DEVICE,cpu cuda emu)
 $(call one_of,PRECISION,BF16 FP32)
 $(call one_of,MPI,0 1)
-$(if $(SAN),$(call one_of,SAN,asan tsan))
+$(if $(SAN),$(call one_of,SAN,$(if $(filter emu,$(DEVICE)),asan check,$(if $(filter cpu,$(DEVICE)),asan tsan))))
 
 # every configuration builds in a folder of its own: objects never mix, so nothing ever needs a clean
 B := build/$(DEVICE)-$(PRECISION)$(if $(filter 1,$(MPI)),-mpi)$(SAN:%=-%)$(if $(filter 1,$(DEBUG)),-debug)
 
 NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
 NEUTRAL := $(wildcard flashoverlap/*.c train/*.c data/*.c)
-LIB     := $(NEUTRAL:%=$(B)/%.o) $(patsubst %,$(B)/%.o,$(filter-out $(NO_MPI),$(wildcard flashoverlap/cpu/*.c)))
+DEVICES := $(if $(filter cpu,$(DEVICE)),$(wildcard flashoverlap/cpu/*.c),$(wildcard flashoverlap/cuda/*.cu))
+EMU     := $(if $(filter emu,$(DEVICE)),$(filter-out $(if $(filter check,$(SAN)),,%/check.cpp),$(wildcard dev/emu/*.cpp)))
+LIB     := $(patsubst %,$(B)/%.o,$(NEUTRAL) $(filter-out $(NO_MPI),$(DEVICES)))
+WHOLE   := $(EMU:%=$(B)/%.o) # linked as they are: the emulator's parts find each other without asking
 TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) \
            $(patsubst %.cu,$(B)/%,$(wildcard test_*.cu dev/test/test_*.cu))
 SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py,$(wildcard dev/test/*.sh dev/test/*.py))
@@ -31,17 +34,41 @@ ifeq ($(MPI),1)
 MPIFLAGS := $(filter-out -pthread,$(shell $(MPICC) --showme:compile))
 MPILIBS  := $(filter-out -pthread,$(shell $(MPICC) --showme:link))
 endif
+ifneq ($(DEVICE),cpu)
+CUDA_MK := $(shell mkdir -p build && bash scripts/cuda_paths.sh >build/cuda-paths.mk && echo build/cuda-paths.mk)
+include $(CUDA_MK)
+$(if $(filter 0,$(CUDA_RUNTIME)),$(error DEVICE=$(DEVICE): no $(CUDA_RUNTIME_MISSING): install the CUDA toolkit and set CUDA_HOME, or the wheels (scripts/deps.sh --cuda)))
+$(if $(filter 0,$(CUDA_BLAS)),$(error DEVICE=$(DEVICE): no $(CUDA_BLAS_MISSING): install cuBLAS with the CUDA toolkit, or its wheel (scripts/deps.sh --cuda)))
+endif
+ifeq ($(DEVICE),emu)
+FO_CUDNN := 0
+endif
+# the checker of the emulator stands in for the run-time of clang's instrumentation
+ifeq ($(SAN),check)
+CC := clang
+CXX := clang++
+endif
 # TSan can see into neither oneDNN nor OpenMP, so that build has plain loops; ASan's has oneDNN
-DNN      := $(if $(filter tsan,$(SAN)),0,1)
-OMP      := $(if $(SAN),0,1)
+DNN      := $(if $(filter cpu,$(DEVICE)),$(if $(filter tsan,$(SAN)),0,1),0)
+OMP      := $(if $(filter cpu,$(DEVICE)),$(if $(SAN),0,1),0)
+CHECK    := -fsanitize=thread -fno-vectorize -fno-slp-vectorize -O1
 SANFLAGS := $(if $(filter asan,$(SAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) \
             $(if $(filter tsan,$(SAN)),-fsanitize=thread)
 OPT      := $(if $(filter 1,$(DEBUG)),-O0,-O3) $(if $(ARCH),-march=$(ARCH))
+# what is compiled for a GPU: its machine code for these, and PTX of the last for what comes after
+SMS      ?= 80 90 100
+GENCODE  := $(foreach sm,$(SMS),-gencode arch=compute_$(sm)$(comma)code=sm_$(sm)) \
+            -gencode arch=compute_$(lastword $(SMS))$(comma)code=compute_$(lastword $(SMS))
 # ours first, so that what the caller adds (make CFLAGS=-g3) wins
 override CPPFLAGS := -I. -D_GNU_SOURCE -DFO_PRECISION_$(PRECISION) -DFO_MPI=$(MPI) -DFO_ONEDNN=$(DNN) -DFO_OPENMP=$(OMP) \
-                     -MMD -MP $(MPIFLAGS) $(CPPFLAGS)
+                     -DFO_DEVICE_CPU=$(if $(filter cpu,$(DEVICE)),1,0) -MMD -MP $(MPIFLAGS) $(CPPFLAGS)
+CUDA_CPPFLAGS := $(if $(filter emu,$(DEVICE)),-DFO_EMU=1 -Idev/emu/include) -DFO_CUDNN=$(FO_CUDNN) -DFO_NCCL=$(FO_NCCL) $(CUDA_FLAGS)
+CXXFLAGS_EMU  := -std=c++17 $(OPT) -g -fno-strict-aliasing -Wall -Wextra -Werror -pthread $(SANFLAGS)
+NVCCFLAGS     := -std=c++17 -O3 -lineinfo $(GENCODE) -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-pthread
 override CFLAGS   := -std=c11 $(OPT) -g -Wall -Wextra -Werror -pthread $(SANFLAGS) $(if $(filter 1,$(OMP)),-fopenmp) $(CFLAGS)
-LIBS := $(if $(filter 1,$(DNN)),-ldnnl) $(MPILIBS) -lm
+LIBS := $(if $(filter 1,$(DNN)),-ldnnl) $(if $(filter cuda,$(DEVICE)),$(CUDA_LIBS)) $(MPILIBS) $(if $(filter cpu,$(DEVICE)),,-ldl) -lm
+# a program is linked by the compiler of its device's language
+LINKER := $(if $(filter cpu,$(DEVICE)),$(CC) $(CFLAGS),$(CXX) -pthread $(SANFLAGS) -rdynamic)
 
 all: train_gpt ## build ./train_gpt (the default)
 train_gpt: $(B)/train_gpt
@@ -49,24 +76,41 @@ train_gpt: $(B)/train_gpt
 tests: $(TESTS) $(B)/train_gpt
 benches: $(BENCHES)
 
+ifeq ($(DEVICE),cuda)
+$(B)/flashoverlap/cuda/%.cu.o: flashoverlap/cuda/%.cu Makefile
+	@mkdir -p $(@D)
+	@echo 'NVCC $<'
+	@$(NVCC) $(CPPFLAGS) $(CUDA_CPPFLAGS) $(NVCCFLAGS) -c $< -o $@
+endif
+ifeq ($(DEVICE),emu)
+$(B)/flashoverlap/cuda/%.cu.o: flashoverlap/cuda/%.cu Makefile
+	@mkdir -p $(@D)
+	@echo 'CXX  $<'
+	@$(CXX) -x c++ $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) $(if $(filter check,$(SAN)),$(CHECK)) -c $< -o $@
+# the emulator itself is never instrumented
+$(B)/dev/emu/%.cpp.o: dev/emu/%.cpp Makefile
+	@mkdir -p $(@D)
+	@echo 'CXX  $<'
+	@$(CXX) $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) -c $< -o $@
+endif
 # .cu files outside flashoverlap/cuda/ are written in the C that is also C++
 $(B)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo 'CC   $<'
-	@$(CC) -x c $(CPPFLAGS) $(CFLAGS) -Wc++-compat -c $< -o $@
+	@$(CC) -x c $(CPPFLAGS) $(CFLAGS) $(if $(filter check,$(SAN)),$(CHECK)) -Wc++-compat -c $< -o $@
 $(B)/%.c.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo 'CC   $<'
-	@$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(if $(filter check,$(SAN)),$(CHECK)) -c $< -o $@
 # an archive, so that a program takes what it uses: train/generate.c wants train_gpt.cu's forward pass
 $(B)/lib.a: $(LIB)
 	@rm -f $@ && ar rcs $@ $^
-$(B)/%: $(B)/%.cu.o $(B)/lib.a
+$(B)/%: $(B)/%.cu.o $(WHOLE) $(B)/lib.a
 	@echo 'LINK $@'
-	@$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
-$(B)/%: $(B)/%.c.o $(B)/lib.a
+	@$(LINKER) $^ $(LIBS) $(LDLIBS) -o $@
+$(B)/%: $(B)/%.c.o $(WHOLE) $(B)/lib.a
 	@echo 'LINK $@'
-	@$(CC) $(CFLAGS) $^ $(LIBS) $(LDLIBS) -o $@
+	@$(LINKER) $^ $(LIBS) $(LDLIBS) -o $@
 
 # they include train_gpt.cu and use parts of it
 INCLUDERS := test_gpt.cu dev/test/test_generate.cu dev/bench/bench_step.c dev/bench/bench_mesh.c

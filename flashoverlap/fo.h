@@ -2,8 +2,8 @@
  *
  * Three headers are the cut between what exists once and what exists for each device: this one, fo_ops.h
  * (operations of the layers) and fo_comm.h (ranks, and bytes between them). A device defines their names in a
- * folder of its own, flashoverlap/cpu/; the build links one device. Everything above, each schedule included,
- * is plain C that exists once.
+ * folder of its own, flashoverlap/cpu/ or flashoverlap/cuda/; the build links one device. Everything above,
+ * each schedule included, is plain C that exists once.
  *
  * The vocabulary is CUDA's: work is queued on streams and runs in the order of its stream; events order one
  * stream after another; nothing else does. On the cpu a stream is a thread with a queue.
@@ -106,7 +106,10 @@ typedef struct FoEvent FoEvent;
 /* fo_device_open -- the part of the machine on which one rank computes.
  *
  * nlocal   ranks on this machine. cpu: a rank's operations use max(1, cores / nlocal) threads, so that
- *          results do not depend on whether ranks are threads or processes.
+ *          results do not depend on whether ranks are threads or processes. cuda: the rank's GPU is number
+ *          rank modulo their count; the calling thread's from now on.
+ * Errors: cuda: no driver or GPU, one too old, more ranks than GPUs (unless FO_SHARE_GPUS=1 is set in the
+ * environment): one line, exit status 1.
  * fo_device_close waits for nothing: destroy the device's streams first.
  */
 FoDevice* fo_device_open(int rank, int nlocal);
@@ -119,11 +122,19 @@ const char* fo_device_name(const FoDevice* d);
 const char* fo_device_hint(const FoDevice* d);
 // TFLOP/s of floatX that the device can do at most; cpu: a large GEMM, measured at the first call
 double fo_device_peak_tflops(FoDevice* d);
+/* fo_device_deterministic -- on 1: the same input gives the same bits each time, whatever it costs. cpu:
+ * always. cuda: cuDNN's attention adds up dq in any order otherwise. Call it before the first operation.
+ */
+void fo_device_deterministic(FoDevice* d, int on);
+
+// does the device emulate speeds: fo_device_pace and fo_group_link? cpu: 1, cuda: 0
+int fo_device_emulates(void);
 /* fo_device_pace -- makes each GEMM and attention last at least flops / (tflops * 1e12) seconds; 0: as fast
  * as it goes.
  *
  * The arithmetic stays real; what remains of the time is slept, on a virtual clock of the stream, so that
  * lateness of a wake-up does not add up. Call it while nothing is queued.
+ * Errors: dies if tflops is not 0 where !fo_device_emulates().
  */
 void fo_device_pace(FoDevice* d, double tflops);
 
@@ -144,7 +155,8 @@ void fo_copy(void* dst, const void* src, size_t nbytes, FoStream* s);
 void fo_zero(void* dst, size_t nbytes, FoStream* s);
 
 // ---- streams and events -----------------------------------------------------------------------------------
-// name appears in traces and debuggers; it is copied
+// name appears in traces and debuggers; it is copied. cuda: one that begins with "comm" has the device's
+// highest priority, so that an exchange is not held up by computation
 FoStream* fo_stream_create(FoDevice* d, const char* name);
 // waits for what is queued, then ends the stream
 void fo_stream_destroy(FoStream* s);
@@ -164,6 +176,32 @@ void fo_event_record(FoEvent* e, FoStream* s);
  *            the call: read it after fo_stream_sync(s).
  */
 void fo_stream_wait(FoStream* s, FoEvent* e, double* waited_ms);
+
+/* fo_stream_call -- queues fn(copy of args) on s: it runs on a thread of the host, what is queued on s
+ * afterwards once it has returned. For tests and tools. fn calls nothing of a device. nbytes at most
+ * FO_MAX_CALL_ARGS.
+ */
+void fo_stream_call(FoStream* s, void (*fn)(void* args), const void* args, size_t nbytes);
+#define FO_MAX_CALL_ARGS 64
+
+// ---- graphs -----------------------------------------------------------------------------------------------
+/* A graph is what a rank has queued on all its streams between begin and end, kept to be queued again and
+ * again by one call, which costs the host next to nothing. cuda alone (fo_device_graphs() tells; cpu: 0).
+ *
+ * fo_graph_begin   everything queued so far on any stream of the rank comes before the graph. From here to
+ *                  the end calls queue into the graph, nothing runs: no upload, download or sync, no scratch
+ *                  that an operation has not asked for before; each call's arguments are kept as they are.
+ * fo_graph_end     ends that. The graph has not run.
+ * fo_graph_launch  queues the whole of it: after all that is queued on any stream of the rank, and before all
+ *                  that is queued later. waited_ms of the waits within are added each time.
+ * Ranks of a group begin, end and launch the same graphs in the same order. Free graphs before the streams.
+ */
+typedef struct FoGraph FoGraph;
+int fo_device_graphs(void);
+FoGraph* fo_graph_begin(FoStream* s);
+void fo_graph_end(FoGraph* g);
+void fo_graph_launch(FoGraph* g);
+void fo_graph_free(FoGraph* g);
 
 #ifdef __cplusplus
 }

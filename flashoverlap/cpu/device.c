@@ -1,4 +1,4 @@
-/* device.c -- errors, memory, streams and events of the cpu device (fo.h).
+/* device.c -- memory, streams and events of the cpu device (fo.h).
  *
  * A stream is a thread with a queue of operations; an event is a counter under a mutex: the host numbers each
  * recording, the recording stream's thread marks that number done, a waiting stream's thread waits for it.
@@ -9,8 +9,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -90,66 +88,7 @@ struct FoEvent {
     uint64_t recorded; // of the host's thread alone
 };
 
-// ---- errors -----------------------------------------------------------------------------------------------
-static _Thread_local int die_rank = -1;
-static atomic_int die_taken; // who sets it may print; it serves messages alone, as the rank does
-static void (*_Atomic die_abort)(int status);
-
-void fo_die_rank(int rank) {
-    die_rank = rank;
-}
-
-void fo_die_abort(void (*abort_all)(int status)) {
-    atomic_store(&die_abort, abort_all);
-}
-
-static void die_first(void) {
-    if (atomic_exchange(&die_taken, 1)) {
-        for (;;) {
-            pause();
-        }
-    }
-}
-
-static _Noreturn void die_end(int status) {
-    fflush(NULL);
-    void (*abort_all)(int) = atomic_load(&die_abort);
-    if (abort_all) { abort_all(status); }
-    _exit(status);
-}
-
-void fo_die(const char* file, int line, const char* func, const char* fmt, ...) {
-    char msg[1024];
-    va_list ap;
-    die_first();
-    va_start(ap, fmt);
-    vsnprintf(msg, sizeof msg, fmt, ap);
-    va_end(ap);
-    if (die_rank >= 0) {
-        fprintf(stderr, "[rank %d] %s:%d %s: %s\n", die_rank, file, line, func, msg);
-    } else {
-        fprintf(stderr, "%s:%d %s: %s\n", file, line, func, msg);
-    }
-    die_end(1);
-}
-
-void fo_quit(int status, const char* fmt, ...) {
-    char msg[1024];
-    va_list ap;
-    die_first();
-    va_start(ap, fmt);
-    vsnprintf(msg, sizeof msg, fmt, ap);
-    va_end(ap);
-    fprintf(stderr, "%s\n", msg);
-    die_end(status);
-}
-
-double fo_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
+// ---- time -------------------------------------------------------------------------------------------------
 void fo__sleep_until(double t) {
     struct timespec ts = {(time_t)t, (long)((t - (double)(time_t)t) * 1e9)};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR) {}
@@ -209,6 +148,15 @@ const char* fo_device_hint(const FoDevice* d) {
     }
 #endif
     return NULL;
+}
+
+void fo_device_deterministic(FoDevice* d, int on) {
+    (void)d;
+    (void)on;
+}
+
+int fo_device_emulates(void) {
+    return 1;
 }
 
 void fo_device_pace(FoDevice* d, double tflops) {
@@ -417,6 +365,46 @@ double fo__clock(const FoStream* s) {
 void fo__clock_set(FoStream* s, double t) {
     s->clock = t;
     s->clock_is_set = 1;
+}
+
+typedef struct {
+    void (*fn)(void* args);
+    _Alignas(16) unsigned char args[FO_MAX_CALL_ARGS];
+} CallArgs;
+
+static void call_op(FoStream* s, void* args) {
+    CallArgs* a = args;
+    (void)s;
+    a->fn(a->args);
+}
+
+void fo_stream_call(FoStream* s, void (*fn)(void* args), const void* args, size_t nbytes) {
+    CallArgs a = {.fn = fn};
+    fo_require(nbytes <= FO_MAX_CALL_ARGS, "a call with %zu bytes of arguments, at most %d", nbytes,
+               FO_MAX_CALL_ARGS);
+    memcpy(a.args, args, nbytes);
+    fo__enqueue(s, call_op, &a, sizeof a);
+}
+
+// ---- graphs -----------------------------------------------------------------------------------------------
+int fo_device_graphs(void) {
+    return 0;
+}
+
+FoGraph* fo_graph_begin(FoStream* s) {
+    fo_die(__FILE__, __LINE__, __func__, "the cpu device has no graphs (stream '%s')", s->name);
+}
+
+void fo_graph_end(FoGraph* g) {
+    (void)g;
+}
+
+void fo_graph_launch(FoGraph* g) {
+    (void)g;
+}
+
+void fo_graph_free(FoGraph* g) {
+    (void)g;
 }
 
 // ---- events -----------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
  * reductions. Nothing above the cut sees it.
  *
  * Rules, which dev/test/lint.sh checks: kernels are launched by launch() alone, shared memory of a size known
- * at run time is had by DYNAMIC_SHARED, PTX stands in ptx.cuh, no float is added atomically, nothing is queued
+ * at run time is had by DYNAMIC_SHARED, PTX stands in ptx.cuh, no float is added atomically, nothing is
+ * queued
  * on the legacy stream. Shuffles have full masks, and blocks are multiples of 32 threads. So the same lines
  * run in dev/emu.
  */
@@ -14,28 +15,34 @@
 
 // ---- errors -----------------------------------------------------------------------------------------------
 // a CUDA call that can't fail but by a bug or a broken machine
-#define CUDA(call)                                                                        \
-    do {                                                                                  \
-        cudaError_t cuda_err_ = (call);                                                   \
+#define CUDA(call)                                                                            \
+    do {                                                                                      \
+        cudaError_t cuda_err_ = (call);                                                       \
         fo_require(cuda_err_ == cudaSuccess, "%s: %s", #call, cudaGetErrorString(cuda_err_)); \
     } while (0)
 
 // ---- device and streams -----------------------------------------------------------------------------------
 struct FoDevice {
     int rank, ordinal, nsm; // ordinal: which of CUDA's devices; several ranks may share one
-    int sm_major, sm_minor, shared_nbytes; // shared_nbytes: of a block, at most
-    int reserved_sms;       // held free of GEMMs that run under an exchange, by a transport that needs SMs
+    int sm_major, sm_minor;
+    int shared_nbytes; // dynamic shared memory that a block may have
+    int reserved_sms;  // held free of GEMMs that run under an exchange, by a transport that needs SMs
+    int own_attention; // cuDNN is not asked
+    int deterministic; // attention's gradients have the same bits each time
     size_t nbytes, peak_nbytes;
-    char name[128], hint[192];
-    double peak_tflops;            // 0: not yet measured
+    char name[192], hint[192];
+    double peak_tflops;            // 0: not yet known
+    struct Block* blocks;          // of fo_malloc
     struct FoMatmul* matmul;       // cuBLASLt and its plans, matmul.cu; made at first use
     struct FoAttention* attention; // cuDNN and its plans, attention.cu; made at first use
-    struct FoStream* streams;      // all that are open
-    struct FoGraph* capturing;     // the graph that the rank's calls are put into, else NULL
+    FoStream* stream;              // for clearing fresh memory
+    FoStream* streams;             // all that are open
+    struct FoSpanPending* spans;   // a pool
+    FoGraph* graphs;               // that can be launched
+    FoGraph* capturing;            // that the rank's calls are put into, else NULL
 };
 
-// a stretch of time between two events of CUDA, not yet read
-struct FoSpanPending;
+struct FoSpanPending; // a stretch of time between two events of CUDA, not yet read
 
 struct FoStream {
     FoDevice* device;
@@ -43,12 +50,13 @@ struct FoStream {
     char name[16];
     void* scratch; // device memory
     size_t scratch_nbytes;
-    void* workspace; // cuBLASLt's, matmul.cu; freed with the stream
-    struct FoSpanPending* pending; // waits and operations that are timed and not yet added up
-    struct FoStream* next;         // of the device's
+    void* workspace;               // cuBLASLt's, matmul.cu; freed with the stream
+    struct FoSpanPending* pending; // stretches that are timed and not yet added up
+    FoStream* next;                // of the device's
 };
 
-// device memory for the operations queued on s from now on; kept and grown, contents undefined. Valid until the
+// device memory for the operations queued on s from now on; kept and grown, contents undefined. Valid until
+// the
 // next call for s: an operation that needs two areas asks once for both.
 void* fo__scratch(FoStream* s, size_t nbytes);
 
@@ -57,23 +65,30 @@ void* fo__scratch(FoStream* s, size_t nbytes);
  */
 struct OpScope {
     FoStream* s;
-    struct FoSpanPending* span;
     OpScope(FoStream* s, const char* name);
     ~OpScope();
 };
 #define FO_OP(s) OpScope op_scope_((s), __func__)
 
-void fo__matmul_free(struct FoMatmul* m);       // by fo_device_close
-void fo__attention_free(struct FoAttention* a); // likewise
+// "cuBLASLt 13.1.0", for people
+const char* fo__matmul_version(void);
+// TFLOP/s that a large GEMM of floatX reaches, measured; some milliseconds
+double fo__matmul_tflops(FoDevice* d);
+void fo__matmul_free(struct FoMatmul* m); // by fo_device_close
+// ", cuDNN 9.19.0" or why there is none, for people
+const char* fo__attention_version(void);
+void fo__attention_free(struct FoAttention* a); // by fo_device_close
 
 // ---- launches ---------------------------------------------------------------------------------------------
 static inline unsigned cdiv(size_t a, size_t b) {
     return (unsigned)((a + b - 1) / b);
 }
 
-// the one way to start a kernel: launch(kernel, blocks, threads, bytes of dynamic shared memory, s, arguments...)
+// the one way to start a kernel: launch(kernel, blocks, threads, bytes of dynamic shared memory, s,
+// arguments...)
 template <class... P, class... A>
-static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_nbytes, FoStream* s, A... args) {
+static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_nbytes, FoStream* s,
+                          A... args) {
     cudaLaunchConfig_t c = {};
     c.gridDim = grid;
     c.blockDim = block;
@@ -97,29 +112,21 @@ static __device__ inline float to_float(float x) {
 static __device__ inline float to_float(FoBf16 x) {
     return __uint_as_float((unsigned)x.bits << 16);
 }
-template <class T>
-static __device__ inline T from_float(float f);
-template <>
-__device__ inline float from_float<float>(float f) {
+template <class T> static __device__ inline T from_float(float f);
+template <> __device__ inline float from_float<float>(float f) {
     return f;
 }
-template <>
-__device__ inline FoBf16 from_float<FoBf16>(float f) { // to nearest, ties to even
+template <> __device__ inline FoBf16 from_float<FoBf16>(float f) { // to nearest, ties to even
     FoBf16 b = {__bfloat16_as_ushort(__float2bfloat16_rn(f))};
     return b;
 }
 
 // N elements that are loaded and stored at once, at most 16 bytes
-template <class T, int N>
-struct alignas(N * sizeof(T)) Vec {
-    T v[N];
-};
-template <class T, int N>
-static __device__ inline Vec<T, N> load(const T* p) {
+template <class T, int N> struct alignas(N * sizeof(T)) Vec { T v[N]; };
+template <class T, int N> static __device__ inline Vec<T, N> load(const T* p) {
     return *reinterpret_cast<const Vec<T, N>*>(p);
 }
-template <class T, int N>
-static __device__ inline void store(T* p, const Vec<T, N>& x) {
+template <class T, int N> static __device__ inline void store(T* p, const Vec<T, N>& x) {
     *reinterpret_cast<Vec<T, N>*>(p) = x;
 }
 
@@ -132,31 +139,25 @@ static inline int aligned16(const void* a, const void* b = NULL, const void* c =
 enum { WARP = 32 };
 
 struct Sum {
-    template <class T>
-    __device__ T operator()(T a, T b) const {
-        return a + b;
-    }
+    template <class T> __device__ T operator()(T a, T b) const { return a + b; }
 };
 struct Max {
-    __device__ float operator()(float a, float b) const {
-        return fmaxf(a, b);
-    }
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
 // over the 32 lanes; every lane gets it. The order is the same each time
-template <class T, class Op>
-static __device__ inline T warp_reduce(T x, Op op) {
+template <class T, class Op> static __device__ inline T warp_reduce(T x, Op op) {
     for (int d = WARP / 2; d > 0; d /= 2) {
         x = op(x, __shfl_xor_sync(0xffffffffu, x, d));
     }
     return x;
 }
 
-/* block_reduce -- over all threads of a one-dimensional block of whole warps, 1,024 at most; every thread gets
+/* block_reduce -- over all threads of a one-dimensional block of whole warps, 1,024 at most; every thread
+ * gets
  * it. `identity` is what the operation does nothing with.
  */
-template <class T, class Op>
-static __device__ inline T block_reduce(T x, Op op, T identity) {
+template <class T, class Op> static __device__ inline T block_reduce(T x, Op op, T identity) {
     __shared__ T by_warp[WARP];
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, nwarps = (int)blockDim.x / WARP;
     x = warp_reduce(x, op);

@@ -1,0 +1,467 @@
+/* device.cu -- devices, memory, streams, events and graphs of the cuda device (fo.h).
+ *
+ * A stream is a non-blocking stream of CUDA; nothing is ever queued on the legacy one. What the host wants to
+ * know of times (how long a stream stood waiting) is taken by pairs of timing events from a pool, and added
+ * up
+ * when the host next waits for the stream.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "flashoverlap/cuda/cuda_common.cuh"
+#if __has_include(<nvtx3/nvToolsExt.h>) && !FO_EMU
+#include <nvtx3/nvToolsExt.h>
+#define RANGE_PUSH(name) nvtxRangePushA(name)
+#define RANGE_POP()      nvtxRangePop()
+#else
+#define RANGE_PUSH(name) (void)(name)
+#define RANGE_POP()      (void)0
+#endif
+
+// fo_malloc's blocks, so that fo_free knows their sizes
+typedef struct Block {
+    void* p;
+    size_t nbytes;
+    struct Block* next;
+} Block;
+
+struct FoSpanPending {
+    cudaEvent_t begin, end; // with times
+    double* waited_ms;      // that the stretch is added to
+    FoStream* stream;
+    FoSpanPending* next;
+};
+
+struct FoEvent {
+    cudaEvent_t event; // made when it is first recorded, on the rank's device
+    FoGraph* graph;    // that it was last recorded in, else NULL
+};
+
+struct FoGraph {
+    FoDevice* device;
+    FoStream* stream; // that it is launched on
+    cudaGraphExec_t exec;
+    cudaEvent_t done, fork;
+    FoSpanPending* timed; // stretches of each launch
+    int launched;         // and its times not yet added up
+    FoGraph* next;
+};
+
+// ---- device -----------------------------------------------------------------------------------------------
+static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
+
+/* CUDA reads it when a process first uses a GPU. With one connection all streams share a queue: an exchange
+ * that waits for a peer would hold up the computation behind it.
+ */
+static void set_environment(void) {
+    const char* n = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (n && atoi(n) == 1) {
+        fo_quit(
+            1,
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 lets an exchange hold up computation: unset it, or set 2 to 32");
+    }
+    if (!n) { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); }
+}
+
+static int count_devices(void) {
+    int n = 0, driver = 0;
+    pthread_once(&environment_once, set_environment);
+    cudaError_t err = cudaGetDeviceCount(&n);
+    cudaDriverGetVersion(&driver);
+    if (err == cudaErrorInsufficientDriver && driver > 0) {
+        fo_quit(1,
+                "the NVIDIA driver is for CUDA %d.%d, this program for %d.%d: a newer driver, or build with "
+                "DEVICE=cpu",
+                driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    }
+    if (err != cudaSuccess || n == 0) {
+        fo_quit(1, "no NVIDIA GPU here (%s): build with DEVICE=cpu, the default without CUDA",
+                err != cudaSuccess ? cudaGetErrorString(err) : "the driver finds none");
+    }
+    return n;
+}
+
+static void describe(FoDevice* d) {
+    cudaDeviceProp p;
+    CUDA(cudaGetDeviceProperties(&p, d->ordinal));
+    d->nsm = p.multiProcessorCount;
+    d->sm_major = p.major, d->sm_minor = p.minor;
+    d->shared_nbytes = (int)p.sharedMemPerBlockOptin;
+    if (p.major < 8) {
+        fo_quit(1, "GPU %d (%s) has compute capability %d.%d, this program wants 8.0 or newer", d->ordinal,
+                p.name, p.major, p.minor);
+    }
+    snprintf(d->name, sizeof d->name, "cuda, %.60s, %d SMs, %s%s", p.name, d->nsm, fo__matmul_version(),
+             fo__attention_version());
+}
+
+FoDevice* fo_device_open(int rank, int nlocal) {
+    const char* share = getenv("FO_SHARE_GPUS");
+    int n = count_devices();
+    if (nlocal > n && !(share && atoi(share))) {
+        fo_quit(1,
+                "%d ranks on this machine, %d GPU%s: start %d rank%s, or set FO_SHARE_GPUS=1 to let ranks "
+                "share one",
+                nlocal, n, n == 1 ? "" : "s", n, n == 1 ? "" : "s");
+    }
+    FoDevice* d = (FoDevice*)calloc(1, sizeof *d);
+    fo_require(d != NULL, "out of memory");
+    d->rank = rank;
+    d->ordinal = rank % n;
+    CUDA(cudaSetDevice(d->ordinal));
+    describe(d);
+    const char* attention = getenv("FO_ATTENTION");
+    d->own_attention = attention && strcmp(attention, "own") == 0;
+    d->stream = fo_stream_create(d, "memory");
+    return d;
+}
+
+void fo_device_close(FoDevice* d) {
+    if (d->matmul) { fo__matmul_free(d->matmul); }
+    if (d->attention) { fo__attention_free(d->attention); }
+    fo_stream_destroy(d->stream);
+    free(d);
+}
+
+const char* fo_device_name(const FoDevice* d) {
+    return d->name;
+}
+
+const char* fo_device_hint(const FoDevice* d) {
+    return d->hint[0] ? d->hint : NULL;
+}
+
+// TFLOP/s of dense bf16 with fp32 sums, of NVIDIA's data sheets
+static const struct {
+    const char* name;
+    double tflops;
+} PEAKS[] = {{"B200", 2250.0}, {"B100", 1750.0}, {"GH200", 989.0}, {"H200", 989.0},   {"H100 PCIe", 756.0},
+             {"H100", 989.0},  {"H800", 989.0},  {"A100", 312.0},  {"A800", 312.0},   {"RTX 4090", 165.2},
+             {"L40S", 362.0},  {"A40", 149.7},   {"A6000", 154.8}, {"RTX 3090", 71.0}};
+
+double fo_device_peak_tflops(FoDevice* d) {
+    for (size_t i = 0; i < sizeof PEAKS / sizeof *PEAKS && d->peak_tflops == 0.0 && FO_FLOATX == FO_BF16;
+         i++) {
+        if (strstr(d->name, PEAKS[i].name)) { d->peak_tflops = PEAKS[i].tflops; }
+    }
+    if (d->peak_tflops == 0.0) { d->peak_tflops = fo__matmul_tflops(d); }
+    return d->peak_tflops;
+}
+
+void fo_device_deterministic(FoDevice* d, int on) {
+    d->deterministic = on;
+}
+
+int fo_device_emulates(void) {
+    return 0;
+}
+
+void fo_device_pace(FoDevice* d, double tflops) {
+    fo_require(tflops == 0.0, "a GPU is not paced (%g TFLOP/s, device '%s'): build with DEVICE=cpu for that",
+               tflops, d->name);
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------
+void* fo_malloc(FoDevice* d, size_t nbytes) {
+    void* p = NULL;
+    Block* b = (Block*)malloc(sizeof *b);
+    fo_require(b != NULL, "out of memory");
+    cudaError_t err = cudaMalloc(&p, nbytes > 0 ? nbytes : 1);
+    if (err == cudaErrorMemoryAllocation) {
+        size_t nfree = 0, total = 0;
+        cudaMemGetInfo(&nfree, &total);
+        fo_quit(1, "rank %d: no %zu MiB on GPU %d, where this rank has %zu MiB and %zu of %zu MiB are free",
+                d->rank, nbytes >> 20, d->ordinal, d->nbytes >> 20, nfree >> 20, total >> 20);
+    }
+    CUDA(err);
+    b->p = p, b->nbytes = nbytes, b->next = d->blocks;
+    d->blocks = b;
+    fo_zero(p, nbytes, d->stream);
+    fo_stream_sync(d->stream);
+    d->nbytes += nbytes;
+    if (d->nbytes > d->peak_nbytes) { d->peak_nbytes = d->nbytes; }
+    return p;
+}
+
+void fo_free(FoDevice* d, void* p) {
+    if (!p) { return; }
+    Block** at = &d->blocks;
+    while (*at && (*at)->p != p) {
+        at = &(*at)->next;
+    }
+    Block* b = *at;
+    fo_require(b != NULL, "memory that this device did not hand out");
+    *at = b->next;
+    d->nbytes -= b->nbytes;
+    CUDA(cudaFree(p));
+    free(b);
+}
+
+size_t fo_device_nbytes(const FoDevice* d) {
+    return d->nbytes;
+}
+size_t fo_device_peak_nbytes(const FoDevice* d) {
+    return d->peak_nbytes;
+}
+
+void fo_upload(void* dst, const void* host_src, size_t nbytes, FoStream* s) {
+    if (nbytes > 0) { CUDA(cudaMemcpyAsync(dst, host_src, nbytes, cudaMemcpyHostToDevice, s->stream)); }
+}
+
+void fo_download(void* host_dst, const void* src, size_t nbytes, FoStream* s) {
+    if (nbytes > 0) { CUDA(cudaMemcpyAsync(host_dst, src, nbytes, cudaMemcpyDeviceToHost, s->stream)); }
+}
+
+void fo_copy(void* dst, const void* src, size_t nbytes, FoStream* s) {
+    FO_OP(s);
+    if (nbytes > 0) { CUDA(cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDeviceToDevice, s->stream)); }
+}
+
+void fo_zero(void* dst, size_t nbytes, FoStream* s) {
+    FO_OP(s);
+    if (nbytes > 0) { CUDA(cudaMemsetAsync(dst, 0, nbytes, s->stream)); }
+}
+
+void* fo__scratch(FoStream* s, size_t nbytes) {
+    if (nbytes > s->scratch_nbytes) {
+        fo_require(!s->device->capturing,
+                   "an operation of stream '%s' wants %zu bytes of scratch in a graph, %zu are there",
+                   s->name, nbytes, s->scratch_nbytes);
+        if (s->scratch) { CUDA(cudaFree(s->scratch)); } // waits for what still uses it
+        s->scratch_nbytes = (nbytes + 0xfffff) & ~(size_t)0xfffff;
+        CUDA(cudaMalloc(&s->scratch, s->scratch_nbytes));
+    }
+    return s->scratch;
+}
+
+// ---- times ------------------------------------------------------------------------------------------------
+static FoSpanPending* span_begin(FoStream* s, double* waited_ms) {
+    FoDevice* d = s->device;
+    FoSpanPending* x = d->spans;
+    if (x) {
+        d->spans = x->next;
+    } else {
+        x = (FoSpanPending*)calloc(1, sizeof *x);
+        fo_require(x != NULL, "out of memory");
+        CUDA(cudaEventCreateWithFlags(&x->begin, cudaEventDefault));
+        CUDA(cudaEventCreateWithFlags(&x->end, cudaEventDefault));
+    }
+    x->stream = s;
+    x->waited_ms = waited_ms;
+    CUDA(cudaEventRecordWithFlags(x->begin, s->stream,
+                                  d->capturing ? cudaEventRecordExternal : cudaEventRecordDefault));
+    return x;
+}
+
+static void span_end(FoSpanPending* x) {
+    FoStream* s = x->stream;
+    FoGraph* g = s->device->capturing;
+    CUDA(cudaEventRecordWithFlags(x->end, s->stream, g ? cudaEventRecordExternal : cudaEventRecordDefault));
+    FoSpanPending** list = g ? &g->timed : &s->pending;
+    x->next = *list;
+    *list = x;
+}
+
+static void add_up(FoSpanPending* x) {
+    float ms = 0.0f;
+    CUDA(cudaEventElapsedTime(&ms, x->begin, x->end));
+    *x->waited_ms += (double)ms;
+}
+
+static void free_spans(FoSpanPending* x) {
+    while (x) {
+        FoSpanPending* next = x->next;
+        CUDA(cudaEventDestroy(x->begin));
+        CUDA(cudaEventDestroy(x->end));
+        free(x);
+        x = next;
+    }
+}
+
+OpScope::OpScope(FoStream* stream, const char* name) : s(stream) {
+    RANGE_PUSH(name);
+}
+
+OpScope::~OpScope() {
+    RANGE_POP();
+}
+
+// ---- streams ----------------------------------------------------------------------------------------------
+FoStream* fo_stream_create(FoDevice* d, const char* name) {
+    FoStream* s = (FoStream*)calloc(1, sizeof *s);
+    int lowest = 0, highest = 0;
+    fo_require(s != NULL, "out of memory");
+    s->device = d;
+    snprintf(s->name, sizeof s->name, "%s", name);
+    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA(cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking,
+                                      strncmp(name, "comm", 4) == 0 ? highest : lowest));
+    s->next = d->streams;
+    d->streams = s;
+    return s;
+}
+
+void fo_stream_destroy(FoStream* s) {
+    FoDevice* d = s->device;
+    FoStream** at = &d->streams;
+    fo_stream_sync(s);
+    while (*at != s) {
+        at = &(*at)->next;
+    }
+    *at = s->next;
+    if (!d->streams) { // the last one: nothing is timed any more
+        free_spans(d->spans);
+        d->spans = NULL;
+    }
+    if (s->scratch) { CUDA(cudaFree(s->scratch)); }
+    if (s->workspace) { CUDA(cudaFree(s->workspace)); }
+    CUDA(cudaStreamDestroy(s->stream));
+    free(s);
+}
+
+void fo_stream_sync(FoStream* s) {
+    CUDA(cudaStreamSynchronize(s->stream));
+    while (s->pending) {
+        FoSpanPending* x = s->pending;
+        s->pending = x->next;
+        add_up(x);
+        x->next = s->device->spans;
+        s->device->spans = x;
+    }
+    for (FoGraph* g = s->device->graphs; g; g = g->next) {
+        if (g->launched && g->stream == s) {
+            g->launched = 0;
+            for (FoSpanPending* x = g->timed; x; x = x->next) {
+                add_up(x);
+            }
+        }
+    }
+}
+
+FoDevice* fo_stream_device(const FoStream* s) {
+    return s->device;
+}
+
+typedef struct {
+    void (*fn)(void* args);
+    alignas(16) unsigned char args[FO_MAX_CALL_ARGS];
+} Call;
+
+static void CUDART_CB run_call(void* p) {
+    Call* c = (Call*)p;
+    c->fn(c->args);
+    free(c);
+}
+
+void fo_stream_call(FoStream* s, void (*fn)(void* args), const void* args, size_t nbytes) {
+    fo_require(nbytes <= FO_MAX_CALL_ARGS, "a call with %zu bytes of arguments, at most %d", nbytes,
+               FO_MAX_CALL_ARGS);
+    fo_require(!s->device->capturing, "a call of the host in a graph, on stream '%s'", s->name);
+    Call* c = (Call*)calloc(1, sizeof *c);
+    fo_require(c != NULL, "out of memory");
+    c->fn = fn;
+    memcpy(c->args, args, nbytes);
+    CUDA(cudaLaunchHostFunc(s->stream, run_call, c));
+}
+
+// ---- events -----------------------------------------------------------------------------------------------
+FoEvent* fo_event_create(void) {
+    FoEvent* e = (FoEvent*)calloc(1, sizeof *e);
+    fo_require(e != NULL, "out of memory");
+    return e;
+}
+
+void fo_event_destroy(FoEvent* e) {
+    if (e->event) { CUDA(cudaEventDestroy(e->event)); }
+    free(e);
+}
+
+void fo_event_record(FoEvent* e, FoStream* s) {
+    if (!e->event) { CUDA(cudaEventCreateWithFlags(&e->event, cudaEventDisableTiming)); }
+    CUDA(cudaEventRecord(e->event, s->stream));
+    e->graph = s->device->capturing;
+}
+
+void fo_stream_wait(FoStream* s, FoEvent* e, double* waited_ms) {
+    FoGraph* capturing = s->device->capturing;
+    if (!e->event || (capturing && e->graph != capturing)) {
+        return;
+    } // it came before the graph, as all that did
+    // recorded in a graph: done when the last launch of that is
+    cudaEvent_t event = e->graph && e->graph != capturing ? e->graph->done : e->event;
+    FoSpanPending* x = waited_ms ? span_begin(s, waited_ms) : NULL;
+    CUDA(cudaStreamWaitEvent(s->stream, event, 0));
+    if (x) { span_end(x); }
+}
+
+// ---- graphs -----------------------------------------------------------------------------------------------
+int fo_device_graphs(void) {
+    return 1;
+}
+
+// all that is queued on the rank's streams so far comes before what is queued on s from now on
+static void join_all(FoStream* s, cudaEvent_t event) {
+    for (FoStream* t = s->device->streams; t; t = t->next) {
+        if (t != s) {
+            CUDA(cudaEventRecord(event, t->stream));
+            CUDA(cudaStreamWaitEvent(s->stream, event, 0));
+        }
+    }
+}
+
+// what is queued on any of them from now on comes after all that is queued on s
+static void fork_all(FoStream* s, cudaEvent_t event) {
+    CUDA(cudaEventRecord(event, s->stream));
+    for (FoStream* t = s->device->streams; t; t = t->next) {
+        if (t != s) { CUDA(cudaStreamWaitEvent(t->stream, event, 0)); }
+    }
+}
+
+FoGraph* fo_graph_begin(FoStream* s) {
+    FoDevice* d = s->device;
+    fo_require(!d->capturing, "a graph within a graph, on stream '%s'", s->name);
+    FoGraph* g = (FoGraph*)calloc(1, sizeof *g);
+    fo_require(g != NULL, "out of memory");
+    g->device = d;
+    g->stream = s;
+    CUDA(cudaEventCreateWithFlags(&g->done, cudaEventDisableTiming));
+    CUDA(cudaEventCreateWithFlags(&g->fork, cudaEventDisableTiming));
+    // ranks are threads that capture at the same time: what one of them calls must not end another's capture
+    CUDA(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal));
+    d->capturing = g;
+    fork_all(s, g->fork);
+    return g;
+}
+
+void fo_graph_end(FoGraph* g) {
+    cudaGraph_t graph;
+    join_all(g->stream, g->fork);
+    CUDA(cudaStreamEndCapture(g->stream->stream, &graph));
+    CUDA(cudaGraphInstantiate(&g->exec, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    g->device->capturing = NULL;
+    g->next = g->device->graphs;
+    g->device->graphs = g;
+}
+
+void fo_graph_launch(FoGraph* g) {
+    fo_require(!g->launched || !g->timed, "a graph launched twice without a wait: its times would be lost");
+    join_all(g->stream, g->done);
+    CUDA(cudaGraphLaunch(g->exec, g->stream->stream));
+    fork_all(g->stream, g->done);
+    g->launched = 1;
+}
+
+void fo_graph_free(FoGraph* g) {
+    FoGraph** at = &g->device->graphs;
+    fo_stream_sync(g->stream);
+    while (*at != g) {
+        at = &(*at)->next;
+    }
+    *at = g->next;
+    CUDA(cudaGraphExecDestroy(g->exec));
+    CUDA(cudaEventDestroy(g->done));
+    CUDA(cudaEventDestroy(g->fork));
+    free_spans(g->timed);
+    free(g);
+}
