@@ -8,7 +8,6 @@
 #ifndef RANKS_H
 #define RANKS_H
 #include "dev/test/check.h"
-#include "flashoverlap/cpu/cpu.h" // fo__enqueue, for operations that take time
 #include "flashoverlap/fo_overlap.h"
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -47,13 +46,12 @@ static inline int random_below(Rank* k, int n) {
     return (int)((k->random >> 33) % (uint64_t)n);
 }
 
-static inline void sleep_op(FoStream* s, void* args) {
-    (void)s;
+static inline void sleep_us(void* args) {
     usleep((useconds_t) * (int*)args);
 }
 
 static inline void queue_sleep(FoStream* s, int us) {
-    fo__enqueue(s, sleep_op, &us, sizeof us);
+    fo_stream_call(s, sleep_us, &us, sizeof us);
 }
 
 // Stands still until the host opens it. Relaxed: it orders when things happen, not memory for
@@ -62,9 +60,8 @@ typedef struct {
     atomic_int open, late, passed;
 } Gate;
 
-static inline void gate_op(FoStream* s, void* args) {
+static inline void pass_gate(void* args) {
     Gate* g = *(Gate**)args;
-    (void)s;
     for (int i = 0; !atomic_load_explicit(&g->open, memory_order_relaxed); i++) {
         if (i == 40000) { // 20 s: the host, which should have opened it, waits in vain
             atomic_store_explicit(&g->late, 1, memory_order_relaxed);
@@ -76,7 +73,7 @@ static inline void gate_op(FoStream* s, void* args) {
 }
 
 static inline void queue_gate(FoStream* s, Gate* g) {
-    fo__enqueue(s, gate_op, &g, sizeof g);
+    fo_stream_call(s, pass_gate, &g, sizeof g);
 }
 
 static inline void open_gate(Gate* g) {
