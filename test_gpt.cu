@@ -115,9 +115,7 @@ static void one_pass(Case* c, GPT* g, int micro, int push) {
     size_t first = (size_t)(all ? 0 : (micro * dp + g->mesh.d) * B) * (size_t)c->ref.T;
     gpt_batch(g, c->ref.x + first, c->ref.y + first, B, c->ref.T);
     if (push) { gpt_batch_replicas(g, c->ref.x + first); }
-    gpt_forward(g);
-    gpt_head(g, 1.0f / ((float)g->N * (float)(dp * c->accum)), push);
-    gpt_backward(g, push);
+    gpt_micro(g, 1.0f / ((float)g->N * (float)(dp * c->accum)), push);
 }
 
 // a step's gradients; returns the mean loss

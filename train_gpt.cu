@@ -1,10 +1,10 @@
 /* train_gpt.cu -- trains a GPT-2 class model over dp x up x tp ranks; each collective of a step is a flash
  * primitive.
  *
- * Read gpt_forward, gpt_head and gpt_backward: flat lists of calls, the rows of the table in doc/overlap.md
- * (F1 ... D3) in the margin. Then gpt_reduce and gpt_update, and train_step, the loop. No kernel, no device
- * call: plain C that is also C++. The rank's sizes and memory are in train/gpt.h; files and reports of a run
- * in train/run.h; text in train/generate.h.
+ * Read gpt_micro and what it calls, forward_layers, gpt_head, backward_layers: flat lists of calls, the rows
+ * of the table in doc/overlap.md (F1 ... D3) in the margin. Then gpt_reduce and gpt_update, and train_step,
+ * the loop. No kernel, no device call: plain C that is also C++. The rank's sizes and memory are in
+ * train/gpt.h; files and reports of a run in train/run.h; text in train/generate.h.
  */
 #include <math.h>
 #include <signal.h>
@@ -163,24 +163,26 @@ static void forward_to_gelu(GPT* g, const Layer y) {
     fo_allgather_matmul_forward(y.fch, y.gelu, y.ln2, y.fcw, y.fcb, N, C, g->F, o[F3]); // F3
 }
 
-/* gpt_forward -- from tokens to the residual stream after the last layer, resid[L]; the head follows.
- *
- * Queued on the streams; returns at once. Activations stay for gpt_backward. Weights that the last update
- * left with other ranks (D3) travel under it and are waited for where they are first used: of wte the rows
- * of these tokens ahead of everything, if all ranks know them (gpt_batch_replicas), the whole of it last.
- */
-void gpt_forward(GPT* g) {
+// from tokens to resid[0]
+static void forward_embedding(GPT* g) {
     const GPTActs* a = &g->acts;
     const int C = g->config.C, rows_first = g->weights_wait && g->rows_known;
     const floatX* wte = gpt_weight(g, WTE, 0);
     FoOverlap** o = g->o;
-    FoStaging* st = &g->staging;
 
     if (rows_first) { wte = fo_sparse_fetch_begin(g->sparse, wte, C, o[D3_ROWS]); } // D3 rows
-    gpt_send_weights(g);                                                            // D3
+    if (!(rows_first && g->use_graphs)) { gpt_send_weights(g); }                    // D3
     fo_allgather_end(rows_first ? o[D3_ROWS] : g->d3[0]);
-    fo_fetch_encoder_forward(a->resid, wte, rows_first, gpt_weight(g, WPE, 0), a->pos, g->fetch, st, C,
-                             o[E1]); // E1
+    fo_fetch_encoder_forward(a->resid, wte, rows_first, gpt_weight(g, WPE, 0), a->pos, g->fetch, &g->staging,
+                             C, o[E1]); // E1
+}
+
+static void forward_layers(GPT* g) {
+    const int C = g->config.C;
+    FoOverlap** o = g->o;
+    FoStaging* st = &g->staging;
+
+    gpt_send_weights(g); // D3: in a graph they leave with its first layer
     for (int l = 0; l < g->config.L; l++) {
         const Layer y = layer_of(g, l);
         fo_allgather_end(g->d3[l + 1]); // D3
@@ -194,6 +196,18 @@ void gpt_forward(GPT* g) {
         fo_reducescatter_end(o[F4], st, y.x_next, y.mid, y.fcprojb, C, g->Nt);
     }
     fo_allgather_end(g->d3[0]); // D3: all of wte, for the head
+}
+
+/* gpt_forward -- from tokens to the residual stream after the last layer, resid[L]; the head follows.
+ *
+ * Queued on the streams; returns at once. Activations stay for the backward pass. Weights that the last
+ * update left with other ranks (D3) travel under it and are waited for where they are first used: of wte the
+ * rows of these tokens ahead of everything, if all ranks know them (gpt_batch_replicas), the whole of it
+ * last.
+ */
+void gpt_forward(GPT* g) {
+    forward_embedding(g);
+    forward_layers(g);
 }
 
 // ---- head and loss ----------------------------------------------------------------------------------------
@@ -242,7 +256,7 @@ static void head_logits(GPT* g, int i) {
  * All ranks go through the same slice at the same time, since a row's softmax needs all of them; within a
  * slice the own rows come first in the gather and last in the reduce-scatter. The statistics of a slice
  * travel under the logits of the next, the last partial sums under the wgrad. push: gradients go to the
- * replicas that own them (gpt_backward).
+ * replicas that own them (gpt_micro).
  */
 static void gpt_head(GPT* g, float dscale, int push) {
     const GPTActs* a = &g->acts;
@@ -396,12 +410,7 @@ static void backward_attention_up(GPT* g, const Layer y, int l, int push, int ag
     }
 }
 
-/* gpt_backward -- all gradients, added to grads, from what gpt_forward and gpt_head have left.
- *
- * push: the last micro-step of a step, or in ZeRO 2 each: gradients of matrices go to the replicas that own
- * their rows (D1, D2); gpt_reduce waits for the last of them.
- */
-static void gpt_backward(GPT* g, int push) {
+static void backward_layers(GPT* g, int push) {
     const GPTActs* a = &g->acts;
     const int C = g->config.C, L = g->config.L;
     const size_t n = g->n, own = (size_t)g->mesh.t * n * (size_t)C;
@@ -430,6 +439,18 @@ static void gpt_backward(GPT* g, int push) {
         fo_reducescatter_end(o[B6], st, a->dln, NULL, NULL, C, g->Nt);
         fo_layernorm_backward(dres, y.dln1w, y.dln1b, a->dln, y.x, y.ln1w, y.mean1, y.rstd1, n, C, s);
     }
+    if (g->use_graphs) { fo_reducer_flush(&g->reducer); } // nothing is left open behind a graph
+}
+
+// from the gradient of resid[0] to those of the embeddings
+static void backward_embedding(GPT* g, int push) {
+    const GPTActs* a = &g->acts;
+    const int C = g->config.C;
+    const floatX* dres = a->dall + (size_t)g->mesh.t * g->n * (size_t)C;
+    FoOverlap** o = g->o;
+    FoStaging* st = &g->staging;
+    FoStream* s = g->compute;
+
     fo_fetch_encoder_backward_begin(dres, g->fetch, st, C, o[E2]); // E2
     fo_reducer_flush(&g->reducer);
     fo_scatter_add_rows(gpt_grad(g, WPE, 0), dres, a->pos_dst, a->pos_start, a->pos_order, g->npos, C, s);
@@ -439,6 +460,24 @@ static void gpt_backward(GPT* g, int push) {
     } else {
         fo_fetch_encoder_backward_end(gpt_grad(g, WTE, 0), g->fetch, st, C, o[E2]);
     }
+}
+
+/* gpt_micro -- a micro-step: forward, head and backward of the batch at hand; all gradients are added to
+ * grads.
+ *
+ * push: the last micro-step of a step, or in ZeRO 2 each: gradients of matrices go to the replicas that own
+ * their rows (D1, D2); gpt_reduce waits for the last of them. With --graph 1 all but the embeddings, whose
+ * messages are as long as the tokens want them, is one graph.
+ */
+static void gpt_micro(GPT* g, float dscale, int push) {
+    forward_embedding(g);
+    if (gpt_graph_begin(g, push)) {
+        forward_layers(g);
+        gpt_head(g, dscale, push);
+        backward_layers(g, push);
+        gpt_graph_end(g);
+    }
+    backward_embedding(g, push);
 }
 
 // ---- update -----------------------------------------------------------------------------------------------
@@ -650,9 +689,7 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
         read_batch(tr, &tr->train, opt->overfit, err);
         gpt_batch(g, tr->train.inputs, tr->train.targets, opt->batch, opt->seq_len);
         if (push || g->weights_wait) { gpt_batch_replicas(g, tr->train.inputs); }
-        gpt_forward(g);
-        gpt_head(g, (float)(1.0 / ntokens), push);
-        gpt_backward(g, push);
+        gpt_micro(g, (float)(1.0 / ntokens), push);
         own_loss += gpt_loss(g);
     }
     Scalars sum = gpt_reduce(g, g->mesh.t == 0 ? own_loss : 0.0, (double)stop_signal, (double)tr->failed);

@@ -303,6 +303,54 @@ void gpt_await_weights(GPT* g) {
     fo_stream_sync(g->compute);
 }
 
+// ---- graphs -----------------------------------------------------------------------------------------------
+// sign 1: adds to x what the operations have counted on the host, -1: takes it off
+static void count(const GPT* g, MicroGraph* x, int sign) {
+    for (int k = 0; k < NSITES + g->config.L + 1; k++) {
+        const FoOverlap* o = k < NSITES ? g->o[k] : g->d3[k - NSITES];
+        x->comm_ms[k] += sign * o->comm_ms;
+        x->sent[k].nbytes += (size_t)sign * o->nbytes_sent;
+        x->sent[k].nmessages += (size_t)sign * o->nmessages;
+    }
+}
+
+static void launch_graph(GPT* g, const MicroGraph* x) {
+    fo_graph_launch(x->graph);
+    g->weights_wait = 0;
+    for (int k = 0; k < NSITES + g->config.L + 1; k++) {
+        FoOverlap* o = k < NSITES ? g->o[k] : g->d3[k - NSITES];
+        o->comm_ms += x->comm_ms[k];
+        o->nbytes_sent += x->sent[k].nbytes, o->nmessages += x->sent[k].nmessages;
+    }
+}
+
+int gpt_graph_begin(GPT* g, int push) {
+    if (!g->use_graphs) { return 1; }
+    MicroGraph* x = &g->graphs[2 * g->weights_wait + push];
+    if (x->graph) {
+        launch_graph(g, x);
+        return 0;
+    }
+    if (x->ncalls++ == 0) { return 1; }
+    const size_t n = NSITES + (size_t)g->config.L + 1;
+    x->sent = (Sent*)calloc(n, sizeof *x->sent);
+    x->comm_ms = (double*)calloc(n, sizeof *x->comm_ms);
+    fo_require(x->sent && x->comm_ms, "out of memory");
+    count(g, x, -1);
+    x->graph = fo_graph_begin(g->compute);
+    g->capturing = x;
+    return 1;
+}
+
+void gpt_graph_end(GPT* g) {
+    MicroGraph* x = g->capturing;
+    if (!x) { return; }
+    g->capturing = NULL;
+    fo_graph_end(x->graph);
+    count(g, x, 1);
+    fo_graph_launch(x->graph); // its calls have been counted as they were queued
+}
+
 // ---- open and close ---------------------------------------------------------------------------------------
 static void open_groups(GPT* g, FoGroup* world) {
     static const char* const names[NGROUPS] = {"comm tp", "comm up", "comm dp"};
@@ -338,6 +386,7 @@ static void open_staging(GPT* g, const TrainOptions* opt) {
 void gpt_open(GPT* g, GPTConfig c, const TrainOptions* opt, FoGroup* world, FoDevice* device) {
     gpt_sizes(g, c, opt, fo_group_rank(world));
     g->device = device;
+    g->use_graphs = opt->graph;
     open_groups(g, world);
     open_plans(g, opt);
     size_t N = (size_t)g->B_max * (size_t)g->T_max, Nt = N / (size_t)g->mesh.up;
@@ -368,6 +417,11 @@ void gpt_open(GPT* g, GPTConfig c, const TrainOptions* opt, FoGroup* world, FoDe
 }
 
 void gpt_close(GPT* g) {
+    for (int i = 0; i < 4; i++) {
+        if (g->graphs[i].graph) { fo_graph_free(g->graphs[i].graph); }
+        free(g->graphs[i].sent);
+        free(g->graphs[i].comm_ms);
+    }
     for (int i = 0; i < NSITES; i++) {
         fo_overlap_destroy(g->o[i]);
     }

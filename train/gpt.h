@@ -102,6 +102,14 @@ typedef struct {
     size_t nbytes;
 } Carve;
 
+// layers and head of a micro-step, kept as a graph (--graph 1), and what its calls count on the host
+typedef struct {
+    FoGraph* graph;
+    int ncalls;      // without a graph so far
+    Sent* sent;      // by operation, then of each of d3
+    double* comm_ms; // the same
+} MicroGraph;
+
 typedef struct {
     GPTConfig config;
     Mesh mesh;
@@ -136,9 +144,11 @@ typedef struct {
     int rows_travel;  // gradient rows of the embedding are on their way (D2)
     int rows_known;   // fo_sparse_set has seen the batch at hand
     int weights_wait; // updated weights, but for layer 0's, have not yet left (D3)
-    int B_max, T_max; // the largest batch
-    int chunks;       // for each owner in the mode chosen
-    int head_chunks;  // what of it divides the head's slices, too
+    int use_graphs;
+    MicroGraph graphs[4], *capturing; // by push and weights_wait
+    int B_max, T_max;                 // the largest batch
+    int chunks;                       // for each owner in the mode chosen
+    int head_chunks;                  // what of it divides the head's slices, too
     // the batch at hand
     int nslices;
     size_t N, Nt, n, npos; // npos: different positions among the own rows
@@ -196,6 +206,13 @@ void gpt_send_layer(GPT* g, int l);
 void gpt_send_weights(GPT* g);
 // all of params is there: what the last update has sent back (D3) has arrived; waits
 void gpt_await_weights(GPT* g);
+
+/* gpt_graph_begin -- 0: what the caller is about to queue was queued as a graph, which is done. 1: it must
+ * queue it, between this and gpt_graph_end; without --graph always, else the first time, which makes ready
+ * what operations need, and the second time, which the graph is made of. push as in gpt_micro.
+ */
+int gpt_graph_begin(GPT* g, int push);
+void gpt_graph_end(GPT* g);
 
 // ---- what train_gpt.cu computes: described there ----------------------------------------------------------
 void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T);

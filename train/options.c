@@ -132,6 +132,10 @@ static const Option options[] = {
      "GBPS,US|none", "behave like a link of GBPS GB/s and US microseconds", NULL},
     {NULL,  "--pace",       DOUBLE, AT(pace), "0", 0, 1e6,
      "TFLOPS", "behave like a device of that speed; 0: as fast as it goes", NULL},
+    {NULL,  "--graph",      INT, AT(graph), "0", 0, 1,
+     "0|1", "cuda: queue layers and head of a micro-step by one call (a CUDA graph)", NULL},
+    {NULL,  "--deterministic", INT, AT(deterministic), "0", 0, 1,
+     "0|1", "cuda: the same bits in every run, whatever it costs; the cpu's always are", NULL},
     {NULL,  "--comm-report", FLAG, AT(comm_report), "", 0, 0,
      "", "print after the second step what each rank has sent, by operation", NULL},
     // instead of training
@@ -377,6 +381,15 @@ static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
     }
     if (FO_FLOATX == FO_FP32 && o->wire == FO_BF16) {
         return train_error(err, "--wire 'bf16': this is an FP32 build, whose sums travel as fp32; want fp32");
+    }
+    if (o->graph && !fo_device_graphs()) {
+        return train_error(err,
+                           "--graph '1': the cpu device has no graphs; want 0, or build with DEVICE=cuda");
+    }
+    if (!fo_device_emulates() && (o->link.gbytes_s > 0.0 || o->pace > 0.0)) {
+        return train_error(err,
+                           "%s: a GPU and its links have speeds of their own; build with DEVICE=cpu for that",
+                           o->pace > 0.0 ? "--pace" : "--link");
     }
     return 0;
 }

@@ -53,6 +53,7 @@ typedef struct {
     int dp, up, tp, sp; // dp: options_parse puts in what processes were started for, where it is not given
     int zero;
     int recompute, keep_gathered;
+    int graph, deterministic;
     int comm_report;
     OverlapOption overlap;
     FoTopology topology;

@@ -449,6 +449,7 @@ void run_open(Trainer* tr) {
         user_error(1, err);
     }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
+    fo_device_deterministic(device, opt->deterministic);
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, &sized, tr->world, device);
     if (load_weights(tr, path, err) ||

@@ -99,9 +99,7 @@ static void one_step(GPT* g, const int* ids, FoAdamw* a) {
     const int push = g->mesh.rp > 1;
     gpt_batch(g, ids, ids, g->B_max, g->T_max);
     if (push) { gpt_batch_replicas(g, ids); }
-    gpt_forward(g);
-    gpt_head(g, 1.0f / ((float)g->N * (float)g->mesh.dp), push);
-    gpt_backward(g, push);
+    gpt_micro(g, 1.0f / ((float)g->N * (float)g->mesh.dp), push);
     gpt_loss(g);
     a->t++;
     gpt_reduce(g, 0.0, 0.0, 0.0);

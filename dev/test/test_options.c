@@ -153,15 +153,23 @@ static const struct {
     {"-z", "--zero", AT(zero), 'i', 0, NULL, "2", 2},
     {"-r", "--recompute", AT(recompute), 'i', 1, NULL, "3", 3},
     {NULL, "--keep-gathered", AT(keep_gathered), 'i', 0, NULL, "1", 1},
+    {NULL, "--deterministic", AT(deterministic), 'i', 0, NULL, "1", 1},
+#if FO_DEVICE_CPU
+    {NULL, "--graph", AT(graph), 'i', 0, NULL, "0", 0},
+#else
+    {NULL, "--graph", AT(graph), 'i', 0, NULL, "1", 1},
+#endif
     {NULL, "--sp", AT(sp), 'i', 1, NULL, "0", 0},
     {NULL, "--overlap", AT(overlap.m), 'i', 1, NULL, "slice:4", 4},
     {NULL, "--overlap", AT(overlap.mode), 'i', FO_FLASH, NULL, "none", FO_NONE},
     {NULL, "--overlap", AT(overlap.mode), 'i', FO_FLASH, NULL, "slice:2", FO_SLICE},
     {NULL, "--topology", AT(topology), 'i', FO_DIRECT, NULL, "ring", FO_RING},
     {NULL, "--wire", AT(wire), 'i', FO_FLOATX, NULL, "fp32", FO_FP32},
+#if FO_DEVICE_CPU
     {NULL, "--link", AT(link.gbytes_s), 'd', 0, NULL, "12.5,3", 12.5},
     {NULL, "--link", AT(link.us), 'd', 0, NULL, "12.5,0", 0},
     {NULL, "--pace", AT(pace), 'd', 0, NULL, "0.25", 0.25},
+#endif
 };
 #define NALL (sizeof all_options / sizeof all_options[0])
 
@@ -357,7 +365,7 @@ static void test_options_help(void) {
             CHECK(field_is(&o, i, all_options[i].fallback, all_options[i].text));
         }
     }
-    CHECK(ndefaults == 41);
+    CHECK(ndefaults == 43);
     free(text);
 }
 

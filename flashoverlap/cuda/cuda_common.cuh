@@ -33,6 +33,7 @@ struct FoDevice {
     char name[192], hint[192];
     double peak_tflops;            // 0: not yet known
     struct Block* blocks;          // of fo_malloc
+    struct Block* old_scratch;     // too small by now, but graphs use it
     struct FoMatmul* matmul;       // cuBLASLt and its plans, matmul.cu; made at first use
     struct FoAttention* attention; // cuDNN and its plans, attention.cu; made at first use
     FoStream* stream;              // for clearing fresh memory

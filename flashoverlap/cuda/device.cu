@@ -222,12 +222,26 @@ void fo_zero(void* dst, size_t nbytes, FoStream* s) {
     if (nbytes > 0) { CUDA(cudaMemsetAsync(dst, 0, nbytes, s->stream)); }
 }
 
+// graphs go on using it; otherwise cudaFree waits for what still does
+static void drop_scratch(FoStream* s) {
+    FoDevice* d = s->device;
+    if (!s->scratch) { return; }
+    if (!d->graphs) {
+        CUDA(cudaFree(s->scratch));
+        return;
+    }
+    Block* b = (Block*)malloc(sizeof *b);
+    fo_require(b != NULL, "out of memory");
+    b->p = s->scratch, b->nbytes = s->scratch_nbytes, b->next = d->old_scratch;
+    d->old_scratch = b;
+}
+
 void* fo__scratch(FoStream* s, size_t nbytes) {
     if (nbytes > s->scratch_nbytes) {
         fo_require(!s->device->capturing,
                    "an operation of stream '%s' wants %zu bytes of scratch in a graph, %zu are there",
                    s->name, nbytes, s->scratch_nbytes);
-        if (s->scratch) { CUDA(cudaFree(s->scratch)); } // waits for what still uses it
+        drop_scratch(s);
         s->scratch_nbytes = (nbytes + 0xfffff) & ~(size_t)0xfffff;
         CUDA(cudaMalloc(&s->scratch, s->scratch_nbytes));
     }
@@ -383,14 +397,11 @@ void fo_event_record(FoEvent* e, FoStream* s) {
 }
 
 void fo_stream_wait(FoStream* s, FoEvent* e, double* waited_ms) {
-    FoGraph* capturing = s->device->capturing;
-    if (!e->event || (capturing && e->graph != capturing)) {
-        return;
-    } // it came before the graph, as all that did
-    // recorded in a graph: done when the last launch of that is
-    cudaEvent_t event = e->graph && e->graph != capturing ? e->graph->done : e->event;
+    // What was recorded outside this graph came before it, what was recorded in a graph is behind its launch:
+    // fo_graph_launch sees to both
+    if (!e->event || e->graph != s->device->capturing) { return; }
     FoSpanPending* x = waited_ms ? span_begin(s, waited_ms) : NULL;
-    CUDA(cudaStreamWaitEvent(s->stream, event, 0));
+    CUDA(cudaStreamWaitEvent(s->stream, e->event, 0));
     if (x) { span_end(x); }
 }
 
@@ -459,6 +470,12 @@ void fo_graph_free(FoGraph* g) {
         at = &(*at)->next;
     }
     *at = g->next;
+    while (!g->device->graphs && g->device->old_scratch) {
+        Block* b = g->device->old_scratch;
+        g->device->old_scratch = b->next;
+        CUDA(cudaFree(b->p));
+        free(b);
+    }
     CUDA(cudaGraphExecDestroy(g->exec));
     CUDA(cudaEventDestroy(g->done));
     CUDA(cudaEventDestroy(g->fork));
