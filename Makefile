@@ -20,7 +20,7 @@ $(if $(SAN),$(call one_of,SAN,$(if $(filter emu,$(DEVICE)),asan check,$(if $(fil
 B := build/$(DEVICE)-$(PRECISION)$(if $(filter 1,$(MPI)),-mpi)$(SAN:%=-%)$(if $(filter 1,$(DEBUG)),-debug)
 
 NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
-NEUTRAL := $(wildcard flashoverlap/*.c train/*.c data/*.c)
+NEUTRAL := $(filter-out $(NO_MPI),$(wildcard flashoverlap/*.c train/*.c data/*.c))
 DEVICES := $(if $(filter cpu,$(DEVICE)),$(wildcard flashoverlap/cpu/*.c),$(wildcard flashoverlap/cuda/*.cu))
 EMU     := $(if $(filter emu,$(DEVICE)),$(filter-out $(if $(filter check,$(SAN)),,%/check.cpp),$(wildcard dev/emu/*.cpp)))
 LIB     := $(patsubst %,$(B)/%.o,$(NEUTRAL) $(filter-out $(NO_MPI),$(DEVICES)))

@@ -137,6 +137,8 @@ int fo_device_emulates(void);
  * Errors: dies if tflops is not 0 where !fo_device_emulates().
  */
 void fo_device_pace(FoDevice* d, double tflops);
+// does this device emulate a slower one, by fo_device_pace and fo_group_link? cpu: 1
+int fo_device_emulates(void);
 
 // ---- memory -----------------------------------------------------------------------------------------------
 // Zeroed; dies when there is none. cpu: aligned to 2 MiB with huge pages where large, else to 64 bytes.

@@ -1,7 +1,7 @@
 /* fo_comm.h -- ranks, and bytes between them: part three of the cut.
  *
- * A rank is a thread of this process (transport "local") or a process started by mpirun ("mpi"). Above this
- * header the two are the same. Sends and receives are queued on a stream and done in its order; the sends and
+ * A rank is a thread of this process (transport "local") or a process started by mpirun ("mpi", on cuda
+ * "nccl"). Above this header the two are the same. Sends and receives are queued on a stream and done in its order; the sends and
  * receives between begin and end are one exchange, which progresses as a whole and is done when all of them
  * are.
  */
@@ -31,7 +31,7 @@ int fo_ranks_launched(void);
 int fo_group_rank(const FoGroup* g);
 int fo_group_size(const FoGroup* g);
 int fo_group_nlocal(const FoGroup* g);            // ranks of it on this machine
-const char* fo_group_transport(const FoGroup* g); // "local" or "mpi"
+const char* fo_group_transport(const FoGroup* g); // "local", "mpi" or "nccl"
 
 // The calling threads of all ranks meet. Nothing of the group may be queued; other groups' exchanges may run.
 void fo_group_barrier(FoGroup* g);
@@ -63,7 +63,8 @@ void fo_group_sent(const FoGroup* g, size_t* nbytes, size_t* nmessages);
  * both sides, sender's port free, receiver's port free): one message at a time in each direction. The clock
  * is virtual, so that lateness of a wake-up does not add up. 0 GB/s: no link, as fast as it goes. Collective;
  * nothing may be queued.
- * Errors: dies when ranks are on several machines (their clocks differ).
+ * Errors: dies when ranks are on several machines (their clocks differ), and on a device that emulates none
+ * (fo_device_emulates).
  */
 void fo_group_link(FoGroup* g, double gbytes_s, double us);
 
@@ -73,10 +74,22 @@ double fo_group_message_s(const FoGroup* g, size_t nbytes);
 // measures bandwidth and latency between neighbours, if no link is emulated; collective; s idle
 void fo_group_measure(FoGroup* g, FoStream* s);
 
+/* fo_group_patience -- how long ranks of g's world wait for each other, in all its groups: for the exchanges
+ * begun from now on, and at barriers. Who hears nothing of a peer for so long dies and says for whom it waited.
+ *
+ * seconds  0: FO_PATIENCE_S, as at the start, five minutes. Exchanges count from when they are under way, not
+ *          while they queue. Where one rank works alone for long (it writes a file), let all meet at a barrier
+ *          with more patience afterwards, so that no exchange has to wait for that.
+ */
+void fo_group_patience(FoGroup* g, double seconds);
+// what step of the program the exchanges begun from now on are part of, for messages
+void fo_group_step(FoGroup* g, int step);
+
 /* fo_comm_begin ... fo_comm_end -- one exchange, queued on s at end.
  *
  * Every send needs its receive of the same nbytes in an exchange of the peer, and ranks must queue exchanges
- * in orders that match. Between a pair messages arrive in the order of sending. src must stay as it is, and
+ * in orders that match, over all groups: on cuda the host's threads of two peers wait for each other here.
+ * Between a pair messages arrive in the order of sending. src must stay as it is, and
  * dst untouched, until s has passed the exchange. At most FO_MAX_RANKS sends and as many receives an
  * exchange; sends go out one at a time, in the order given. Zero bytes are not sent. A peer equal to this
  * rank is an error: dies.
@@ -85,21 +98,13 @@ void fo_comm_begin(FoGroup* g, FoStream* s);
 void fo_send(FoGroup* g, const void* src, size_t nbytes, int to);
 void fo_recv(FoGroup* g, void* dst, size_t nbytes, int from);
 void fo_comm_end(FoGroup* g);
+// between begin and end: the operation that the exchange belongs to, for messages; not copied
+void fo_comm_name(FoGroup* g, const char* name);
 
 /* fo_allgather -- plain, for scalars, token ids and what is too short to hide: block p of all comes from rank
  * p. In place: the own block is there before. Queued on s.
  */
 void fo_allgather(FoGroup* g, void* all, size_t nbytes_each, FoStream* s);
-
-// How bytes get from one rank to another: two are alive in one program. All fields are set.
-typedef struct {
-    const char* name;
-    void (*exchange)(FoGroup* g); // on a stream's thread: does what fo_comm_begin ... _end collected
-    void (*barrier)(FoGroup* g);
-    // fills in rank, size, nlocal, world_ranks, transport and state of a group split off g
-    void (*split)(FoGroup* g, int color, FoGroup* part);
-    void (*close)(FoGroup* g);
-} FoTransport;
 
 #ifdef __cplusplus
 }

@@ -59,6 +59,7 @@ static void start(FoOverlap* o) {
 static void queue_message(FoOverlap* o, int e, const void* send, size_t nsend, void* recv, size_t nrecv) {
     const FoExchange* x = &o->plan.exchanges[e];
     fo_comm_begin(o->group, o->comm);
+    fo_comm_name(o->group, o->name);
     fo_send(o->group, send, nsend, x->send_to);
     fo_recv(o->group, recv, nrecv, x->recv_from);
     fo_comm_end(o->group);

@@ -8,8 +8,8 @@
 #ifndef SPLIT_CASES_H
 #define SPLIT_CASES_H
 #include "dev/test/comm_cases.h"
-#include "flashoverlap/cpu/comm.h" // world_ranks
-#include "flashoverlap/cpu/cpu.h"  // fo__enqueue, fo__clock
+#include "flashoverlap/cpu/cpu.h"      // fo__enqueue, fo__clock
+#include "flashoverlap/fo_transport.h" // world_ranks
 #include <limits.h>
 
 typedef struct {

@@ -1,7 +1,6 @@
 // test_comm_mpi.c -- fo_comm.h among ranks that are processes: run by mpirun with 1, 2, 3 and 4 of them. With
 // one, ranks are threads, and what remains to be tested is how long they wait for each other.
 #include "dev/test/split_cases.h"
-#include "flashoverlap/cpu/comm.h" // patience_s
 #include <mpi.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -84,7 +83,7 @@ static void run_wait(FoGroup* g, void* arg) {
     FoDevice* d = fo_device_open(r, P);
     FoStream* s = fo_stream_create(d, "comm");
     char* p = fo_malloc(d, 4096);
-    g->patience_s = 0.5;
+    fo_group_patience(g, 0.5);
     if (w->split) { g = fo_group_split(g, r > 0); }
     r = fo_group_rank(g), last = fo_group_size(g) - 1;
     if (w->wait == AT_BARRIER && r > 0) { fo_group_barrier(g); }
@@ -107,7 +106,7 @@ static void run_late(FoGroup* g, void* arg) {
     Rank k = {.g = g, .P = fo_group_size(g), .r = fo_group_rank(g)};
     k.d = fo_device_open(k.r, k.P);
     k.s = fo_stream_create(k.d, "comm");
-    g->patience_s = 0.5;
+    fo_group_patience(g, 0.5);
     if (k.r == 0) { usleep(250000); }
     case_ring(&k, 1000, 1);
     // rank 0's second message leaves 0.75 s after its first
@@ -132,7 +131,7 @@ static void run_stopped(FoGroup* g, void* arg) {
     FoDevice* d = fo_device_open(r, 2);
     FoStream* s = fo_stream_create(d, "comm");
     char* p = fo_malloc(d, 64);
-    g->patience_s = 2.0;
+    fo_group_patience(g, 2.0);
     for (int i = 0; r == 0 && i < 100; i++) { // a second, of which no stop takes more than a hundredth
         usleep(10000);
     }
@@ -175,12 +174,12 @@ int main(void) {
     int launched = fo_ranks_launched();
     if (launched == 1) {
         CHECK_DIES(waits(RECEIVES, 0), "[rank 0]");
-        CHECK_DIES(waits(RECEIVES, 0), "waited 0.5 s for 4096 bytes from rank 2");
+        CHECK_DIES(waits(RECEIVES, 0), "waited 0.5 s for rank 2 to send 4096 bytes");
         CHECK_DIES(waits(SENDS, 0), "waited 0.5 s for rank 1 to receive 4096 bytes");
         CHECK_DIES(waits(AT_BARRIER, 0), "waited 0.5 s at a barrier for rank 0");
         // messages name ranks of the world, which in the group of ranks 1 and 2 are 0 and 1
         CHECK_DIES(waits(RECEIVES, 1), "[rank 1]");
-        CHECK_DIES(waits(RECEIVES, 1), "waited 0.5 s for 4096 bytes from rank 2");
+        CHECK_DIES(waits(RECEIVES, 1), "waited 0.5 s for rank 2 to send 4096 bytes");
         CHECK_DIES(waits(SENDS, 1), "waited 0.5 s for rank 2 to receive 4096 bytes");
         CHECK_DIES(waits(AT_BARRIER, 1), "waited 0.5 s at a barrier for rank 1");
         test_stopped();

@@ -13,10 +13,8 @@
  * there to compute.
  */
 #include "flashoverlap/cpu/comm.h"
-#include <mpi.h>
-#include <pthread.h>
+#include "flashoverlap/fo_mpi.h"
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { TAG_HEADER, TAG_PAYLOAD, TAG_START };
 enum { PIECE = 1 << 30 }; // MPI counts are int
@@ -28,9 +26,6 @@ typedef struct {
 } Header;
 
 typedef struct {
-    MPI_Comm comm;
-    pthread_mutex_t* mpi; // held around calls of MPI: the world's, in all groups of the process
-    pthread_mutex_t mpi_of_world;
     double egress_free, ingress_free; // emulated link: virtual times from which this rank's ports are free
 } State;
 
@@ -47,6 +42,7 @@ typedef struct {
     FoGroup* g;
     FoBatch* b;
     State* state;
+    struct FoMpi* mpi;
     Incoming in[FO_MAX_RANKS];
     int nsent;    // messages sent
     int nawaited; // of header, payload, start: what sends[nsent] still waits for; 0: it is not yet on its way
@@ -57,15 +53,6 @@ typedef struct {
     MPI_Request
         requests[REQUESTS]; // a header or payload and a start to tell for each receive; then the send's three
 } Progress;
-
-static void mpi_check_(int err, const char* file, int line, const char* func, const char* what) {
-    char text[MPI_MAX_ERROR_STRING];
-    int n;
-    if (err == MPI_SUCCESS) { return; }
-    MPI_Error_string(err, text, &n);
-    fo_die(file, line, func, "%s: %s", what, text);
-}
-#define mpi_check(call) mpi_check_(call, __FILE__, __LINE__, __func__, #call)
 
 static MPI_Request* request_of_send(Progress* x) {
     return x->requests + 2 * x->b->nrecvs;
@@ -78,14 +65,14 @@ static int piece_of(size_t nbytes, size_t offset) {
 // ---- receiving --------------------------------------------------------------------------------------------
 static void receive_header(Progress* x, int i) {
     mpi_check(MPI_Irecv(&x->in[i].header, sizeof(Header), MPI_BYTE, x->b->recvs[i].from, TAG_HEADER,
-                        x->state->comm, &x->requests[2 * i]));
+                        x->mpi->comm, &x->requests[2 * i]));
 }
 
 static void receive_piece(Progress* x, int i) {
     FoRecv* r = &x->b->recvs[i];
     Incoming* in = &x->in[i];
     mpi_check(MPI_Irecv((char*)r->dst + in->offset, piece_of(r->nbytes, in->offset), MPI_BYTE, r->from,
-                        TAG_PAYLOAD, x->state->comm, &x->requests[2 * i]));
+                        TAG_PAYLOAD, x->mpi->comm, &x->requests[2 * i]));
 }
 
 // decides when the message starts, for it alone knows both ends, and tells the sender
@@ -95,7 +82,7 @@ static void start_message(Progress* x, int i) {
     in->start = fo__later(fo__later(in->header.start, x->b->posted), x->state->ingress_free);
     x->state->ingress_free = in->start + fo__wire_s(x->g, r->nbytes);
     x->b->due = fo__later(x->b->due, x->state->ingress_free + x->g->latency_s);
-    mpi_check(MPI_Isend(&in->start, sizeof in->start, MPI_BYTE, r->from, TAG_START, x->state->comm,
+    mpi_check(MPI_Isend(&in->start, sizeof in->start, MPI_BYTE, r->from, TAG_START, x->mpi->comm,
                         &x->requests[2 * i + 1]));
 }
 
@@ -119,7 +106,7 @@ static void receive_done(Progress* x, int i) {
 static void send_piece(Progress* x) {
     const FoSend* m = &x->b->sends[x->nsent];
     mpi_check(MPI_Issend((const char*)m->src + x->offset, piece_of(m->nbytes, x->offset), MPI_BYTE, m->to,
-                         TAG_PAYLOAD, x->state->comm, request_of_send(x) + 1));
+                         TAG_PAYLOAD, x->mpi->comm, request_of_send(x) + 1));
 }
 
 static void send_begin(Progress* x) {
@@ -128,10 +115,10 @@ static void send_begin(Progress* x) {
     x->nawaited = x->g->emulated ? 3 : 2;
     x->offset = 0;
     x->header = (Header){m->nbytes, fo__later(x->b->posted, x->state->egress_free)};
-    mpi_check(MPI_Isend(&x->header, sizeof x->header, MPI_BYTE, m->to, TAG_HEADER, x->state->comm, &req[0]));
+    mpi_check(MPI_Isend(&x->header, sizeof x->header, MPI_BYTE, m->to, TAG_HEADER, x->mpi->comm, &req[0]));
     send_piece(x);
     if (x->g->emulated) {
-        mpi_check(MPI_Irecv(&x->start, sizeof x->start, MPI_BYTE, m->to, TAG_START, x->state->comm, &req[2]));
+        mpi_check(MPI_Irecv(&x->start, sizeof x->start, MPI_BYTE, m->to, TAG_START, x->mpi->comm, &req[2]));
     }
 }
 
@@ -154,28 +141,21 @@ static void send_done(Progress* x, int which) {
 }
 
 // ---- progress ---------------------------------------------------------------------------------------------
-// Polls without a pause for the time that a small message takes, then sleeps: 50 us, and 100 us once it takes
-// long. Of 50, 100, 200 and 500 us the longer made messages late, the shortest cost half as much time again.
-static void rest(double quiet_s) {
-    if (quiet_s > 20e-6) { fo__sleep_until(fo_now() + (quiet_s < 1e-3 ? 50e-6 : 100e-6)); }
-}
-
 static _Noreturn void die_of_silence(Progress* x, double patience) {
     for (int i = 0; i < x->b->nrecvs; i++) {
         FoRecv* r = &x->b->recvs[i];
-        fo_require(x->in[i].has_header && x->in[i].offset == r->nbytes,
-                   "waited %.1f s for %zu bytes from rank %d", patience, r->nbytes,
-                   x->g->world_ranks[r->from]);
+        if (!x->in[i].has_header || x->in[i].offset < r->nbytes) {
+            fo__die_waiting(x->b, patience, r->from, 1, r->nbytes);
+        }
     }
     const FoSend* m = &x->b->sends[x->nsent];
-    fo_die(__FILE__, __LINE__, __func__, "waited %.1f s for rank %d to receive %zu bytes", patience,
-           x->g->world_ranks[m->to], m->nbytes);
+    fo__die_waiting(x->b, patience, m->to, 0, m->nbytes);
 }
 
 // starts what can start and takes in what is done; returns how many things that was
 static int progress(Progress* x, double now) {
     int nreceives = 2 * x->b->nrecvs, done[REQUESTS], ndone, nbegun = 0;
-    pthread_mutex_lock(x->state->mpi);
+    pthread_mutex_lock(x->mpi->lock);
     // the next leaves when the port is free, in real time too: see local_exchange
     if (x->nawaited == 0 && x->nsent < x->b->nsends &&
         (x->nsent == 0 || !x->g->emulated || now >= x->state->egress_free)) {
@@ -194,21 +174,21 @@ static int progress(Progress* x, double now) {
             receive_done(x, done[i] / 2);
         }
     }
-    pthread_mutex_unlock(x->state->mpi);
+    pthread_mutex_unlock(x->mpi->lock);
     return nbegun + ndone;
 }
 
-static void mpi_exchange(FoGroup* g) {
-    Progress x = {.g = g, .b = g->running, .state = g->state};
+static void mpi_exchange(FoBatch* b) {
+    Progress x = {.g = b->group, .b = b, .state = b->group->state, .mpi = b->group->mpi};
     for (int i = 0; i < REQUESTS; i++) {
         x.requests[i] = MPI_REQUEST_NULL;
     }
-    pthread_mutex_lock(x.state->mpi);
+    pthread_mutex_lock(x.mpi->lock);
     for (int i = 0; i < x.b->nrecvs; i++) {
         receive_header(&x, i);
     }
-    pthread_mutex_unlock(x.state->mpi);
-    double patience = fo__patience_s(g, x.b), quiet_s = 0.0, before = fo_now();
+    pthread_mutex_unlock(x.mpi->lock);
+    double patience = fo__patience_s(b), quiet_s = 0.0, before = fo_now();
     for (;;) {
         double now = fo_now();
         quiet_s += fo__waited_s(now - before);
@@ -216,103 +196,36 @@ static void mpi_exchange(FoGroup* g) {
         if (progress(&x, now) > 0) { quiet_s = 0.0; }
         if (x.ended) { break; }
         if (quiet_s > patience) { die_of_silence(&x, patience); }
-        rest(quiet_s);
+        fo__mpi_rest(quiet_s);
     }
 }
 
 // ---- groups -----------------------------------------------------------------------------------------------
-static int barrier_ended(State* state, MPI_Request* req) {
-    int ended;
-    pthread_mutex_lock(state->mpi);
-    mpi_check(MPI_Test(req, &ended, MPI_STATUS_IGNORE));
-    pthread_mutex_unlock(state->mpi);
-    return ended;
-}
-
-static void mpi_barrier(FoGroup* g) {
-    State* state = g->state;
-    MPI_Request req;
-    double quiet_s = 0.0, before = fo_now();
-    pthread_mutex_lock(state->mpi);
-    mpi_check(MPI_Ibarrier(state->comm, &req));
-    pthread_mutex_unlock(state->mpi);
-    while (!barrier_ended(state, &req)) {
-        double now = fo_now();
-        quiet_s += fo__waited_s(now - before);
-        before = now;
-        fo_require(quiet_s < g->patience_s, "waited %.1f s at a barrier", g->patience_s);
-        rest(quiet_s);
-    }
-}
-
-// fills in what the communicator of g knows
-static void open_group(FoGroup* g, State* state) {
-    MPI_Comm node;
-    mpi_check(MPI_Comm_set_errhandler(state->comm, MPI_ERRORS_RETURN));
-    mpi_check(MPI_Comm_rank(state->comm, &g->rank));
-    mpi_check(MPI_Comm_size(state->comm, &g->size));
-    mpi_check(MPI_Comm_split_type(state->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node));
-    mpi_check(MPI_Comm_size(node, &g->nlocal));
-    mpi_check(MPI_Comm_free(&node));
-    g->state = state;
-}
-
-static State* state_new(void) {
+static void* state_new(void) {
     State* state = calloc(1, sizeof *state);
     fo_require(state != NULL, "out of memory");
     return state;
 }
 
 static void mpi_split(FoGroup* g, int color, FoGroup* part) {
-    State *whole = g->state, *state = state_new();
-    state->mpi = whole->mpi;
+    fo__mpi_split(g, color, part);
     part->transport = g->transport;
-    mpi_barrier(g); // so that what follows, which waits with the lock, waits for nobody who needs it
-    pthread_mutex_lock(state->mpi);
-    mpi_check(MPI_Comm_split(whole->comm, color, g->rank, &state->comm));
-    open_group(part, state);
-    mpi_check(
-        MPI_Allgather(&g->world_ranks[g->rank], 1, MPI_INT, part->world_ranks, 1, MPI_INT, state->comm));
-    pthread_mutex_unlock(state->mpi);
+    part->state = state_new();
 }
 
 static void mpi_close(FoGroup* g) {
-    State* state = g->state;
-    mpi_barrier(g); // so that MPI_Comm_free, and MPI_Finalize, which spins, have nobody to wait for
-    pthread_mutex_lock(state->mpi);
-    mpi_check(MPI_Comm_free(&state->comm));
-    pthread_mutex_unlock(state->mpi);
-    if (g->world == g) {
-        fo_die_abort(NULL);
-        mpi_check(MPI_Finalize());
-        pthread_mutex_destroy(state->mpi);
-    }
-    free(state);
+    free(g->state);
+    fo__mpi_close(g);
 }
 
-static void abort_all(int status) {
-    MPI_Abort(MPI_COMM_WORLD, status);
-}
+static const FoTransport MPI = {"mpi", mpi_exchange, fo__mpi_barrier, mpi_split, mpi_close};
 
-static const FoTransport MPI = {"mpi", mpi_exchange, mpi_barrier, mpi_split, mpi_close};
-
-void fo__mpi_open(FoGroup* g) {
-    State* state = state_new();
-    int provided, before;
-    MPI_Initialized(&before);
-    fo_require(!before, "fo_ranks_run a second time: ranks that are processes can run once");
+void fo__process_open(FoGroup* g) {
     // Over TCP Open MPI asks for large messages by another, which waits on the socket behind what this rank
     // sends: two hosts that send to each other took turns, 0.50 Gbit/s each way of a link of 1. Plain
     // sends: 0.95
     setenv("OMPI_MCA_btl_tcp_flags", "send", 0);
-    mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided));
-    fo_require(provided >= MPI_THREAD_SERIALIZED,
-               "this MPI gives thread level %d, needed is MPI_THREAD_SERIALIZED (%d)", provided,
-               MPI_THREAD_SERIALIZED);
-    fo_die_abort(abort_all);
-    mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &state->comm));
-    pthread_mutex_init(&state->mpi_of_world, NULL);
-    state->mpi = &state->mpi_of_world;
-    open_group(g, state);
+    fo__mpi_open(g);
+    g->state = state_new();
     g->transport = &MPI;
 }
