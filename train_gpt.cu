@@ -85,10 +85,12 @@ static void gpt_batch_replicas(GPT* g, const int* ids) {
     memcpy(all + (size_t)m->d * N, ids, N * sizeof(int));
     if (m->dp > 1) {
         FoStream* s = g->comm[GROUP_RP];
+        fo_stream_label(s, "ids");
         fo_upload(g->acts.ids + (size_t)m->d * N, ids, N * sizeof(int), s);
         fo_allgather(g->dp, g->acts.ids, N * sizeof(int), s);
         fo_download(all, g->acts.ids, (size_t)m->dp * N * sizeof(int), s);
         fo_stream_sync(s);
+        fo_stream_label(s, NULL);
     }
     for (int b = 0; b < g->layout.B; b++) {
         for (int t = 0; t < g->layout.T; t++) {
@@ -488,10 +490,12 @@ static Scalars share_scalars(GPT* g, Scalars own) {
     Scalars* slots = g->acts.scalars;
     const int P = fo_group_size(g->world), r = fo_group_rank(g->world);
     FoStream* s = g->comm[GROUP_TP];
+    fo_stream_label(s, "scalars");
     fo_upload(slots + r, &own, sizeof own, s);
     fo_allgather(g->world, slots, sizeof own, s);
     fo_download(all, slots, (size_t)P * sizeof own, s);
     fo_stream_sync(s);
+    fo_stream_label(s, NULL);
     for (int p = 0; p < P; p++) {
         sum.square_sum += all[p].square_sum;
         sum.exposed_ms += all[p].exposed_ms;
@@ -740,8 +744,9 @@ static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
         // the second step, if there is one: the first has no weights of an update before it to wait for
         const int reports = opt->comm_report && s == tr->first_step + (tr->first_step + 1 < tr->nsteps);
         if (reports) { run_comm_start(tr); }
+        run_trace_start(tr);
         stop = train_step(tr, err);
-        if (stop < 0) { return -1; }
+        if (stop < 0 || run_trace_end(tr, stop, err)) { return -1; }
         if (reports) { run_comm_report(tr); }
     }
 }

@@ -137,8 +137,6 @@ int fo_device_emulates(void);
  * Errors: dies if tflops is not 0 where !fo_device_emulates().
  */
 void fo_device_pace(FoDevice* d, double tflops);
-// does this device emulate a slower one, by fo_device_pace and fo_group_link? cpu: 1
-int fo_device_emulates(void);
 
 // ---- memory -----------------------------------------------------------------------------------------------
 // Zeroed; dies when there is none. cpu: aligned to 2 MiB with huge pages where large, else to 64 bytes.
@@ -204,6 +202,42 @@ FoGraph* fo_graph_begin(FoStream* s);
 void fo_graph_end(FoGraph* g);
 void fo_graph_launch(FoGraph* g);
 void fo_graph_free(FoGraph* g);
+
+// ---- what ran when ----------------------------------------------------------------------------------------
+// What fo_trace.h makes a timeline of. Off, which it is at first, it costs a few words an operation.
+
+// an exchange as this rank sees it: bytes, and peers; bit r stands for rank r of the world
+typedef struct {
+    size_t nsent, nreceived;
+    uint32_t to, from;
+} FoMessages;
+
+typedef enum {
+    FO_SPAN_OPERATION, // exchanges and copies, too
+    FO_SPAN_WAIT       // an fo_stream_wait with waited_ms that had to wait, for as long as was added
+} FoSpanKind;
+
+// a stretch of a stream's time; those of a stream follow each other
+typedef struct {
+    FoSpanKind kind;
+    const char* name;        // of the device's function, matmul_forward_op or fo_matmul_forward; it lives on
+    const char* label;       // as fo_stream_label set it when this was queued, or NULL
+    double start_s, seconds; // on fo_now's clock; of a paced stream, on its virtual one
+    double flops;            // 0: the device does not know
+    FoMessages messages;     // of an exchange; else zeros
+} FoSpan;
+
+// on 1: from now on all streams of d keep their spans; 0: no more. Call it while nothing is queued.
+void fo_device_trace(FoDevice* d, int on);
+/* fo_stream_spans -- takes out the oldest spans that s has kept, `max` at most; returns how many. Call it after
+ * fo_stream_sync(s).
+ */
+int fo_stream_spans(FoStream* s, FoSpan spans[], int max);
+// What is queued on s from now on belongs to `label`, a row of doc/overlap.md such as "F1"; NULL: to nothing.
+// It must live until the spans are taken out. Returns the label before, to be set again.
+const char* fo_stream_label(FoStream* s, const char* label);
+// the next operation that is queued on s is this exchange; for fo_comm_end alone
+void fo_stream_messages(FoStream* s, FoMessages m);
 
 #ifdef __cplusplus
 }

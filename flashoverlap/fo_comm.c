@@ -282,6 +282,20 @@ void fo_recv(FoGroup* g, void* dst, size_t nbytes, int from) {
     b->recvs[b->nrecvs++] = (FoRecv){.dst = dst, .nbytes = nbytes, .from = from};
 }
 
+// for the timeline
+static FoMessages messages_of(const FoGroup* g, const FoBatch* b) {
+    FoMessages m = {0, 0, 0, 0};
+    for (int i = 0; i < b->nsends; i++) {
+        m.nsent += b->sends[i].nbytes;
+        m.to |= 1u << g->world_ranks[b->sends[i].to];
+    }
+    for (int i = 0; i < b->nrecvs; i++) {
+        m.nreceived += b->recvs[i].nbytes;
+        m.from |= 1u << g->world_ranks[b->recvs[i].from];
+    }
+    return m;
+}
+
 void fo_comm_end(FoGroup* g) {
     FoBatch* b = g->collecting;
     fo_require(b != NULL, "no exchange was begun");
@@ -290,6 +304,7 @@ void fo_comm_end(FoGroup* g) {
         free(b);
         return;
     }
+    fo_stream_messages(b->stream, messages_of(g, b));
     fo__exchange(b);
 }
 

@@ -58,11 +58,13 @@ static void start(FoOverlap* o) {
 // exchange e of the plan, with these bytes
 static void queue_message(FoOverlap* o, int e, const void* send, size_t nsend, void* recv, size_t nrecv) {
     const FoExchange* x = &o->plan.exchanges[e];
+    const char* before = fo_stream_label(o->comm, o->name);
     fo_comm_begin(o->group, o->comm);
     fo_comm_name(o->group, o->name);
     fo_send(o->group, send, nsend, x->send_to);
     fo_recv(o->group, recv, nrecv, x->recv_from);
     fo_comm_end(o->group);
+    fo_stream_label(o->comm, before);
     fo_event_record(o->arrived[e], o->comm);
     // a rank's time in this step is that of its longer direction
     o->comm_ms += 1e3 * fo_group_message_s(o->group, nsend > nrecv ? nsend : nrecv);
@@ -86,8 +88,10 @@ static void queue_exchange(FoOverlap* o, int e, const FoPieces* io, int computed
 }
 
 void fo__wait(FoOverlap* o, int n) {
+    const char* before = fo_stream_label(o->compute, o->name);
     // the chunk is here, or all sends have left their buffers | it is computed on, or they are written again
     if (n > 0) { fo_stream_wait(o->compute, o->arrived[n - 1], &o->exposed_ms); }
+    fo_stream_label(o->compute, before);
 }
 
 void fo__run(FoOverlap* o, const FoPieces* io, FoPieceFn fn, void* ctx) {
@@ -102,12 +106,16 @@ void fo__run(FoOverlap* o, const FoPieces* io, FoPieceFn fn, void* ctx) {
         const FoCompute* c = &plan->computes[k];
         Chunk own = chunk_of(&io->send[c->chunk / m], m, c->chunk % m);
         fo__wait(o, c->after_exchanges);
+        // computing may be an operation of another name; one without peers leaves its work to the one around it
+        const char* before = fo_stream_label(o->compute, o->name);
+        if (before && plan->P == 1) { fo_stream_label(o->compute, before); }
         if (c->add) {
             Chunk part = chunk_of(&io->recv[received_slot(plan, c->chunk, -1)], m, c->chunk % m);
             fo_add(own.at, part.at, own.n * io->row_nelem, io->wire, o->compute);
         } else if (fn && own.n > 0) {
             fn(ctx, c->chunk / m, own.row0, own.n, o->compute);
         }
+        fo_stream_label(o->compute, before);
         if (plan->kind == FO_REDUCESCATTER) { fo_event_record(o->computed[k], o->compute); }
     }
     if (plan->kind == FO_REDUCESCATTER && plan->mode == FO_NONE) { fo__wait(o, plan->nexchanges); }

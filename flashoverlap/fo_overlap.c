@@ -140,7 +140,9 @@ void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX
     const void* parts[FO_MAX_RANKS];
     int nparts = own_parts(o, st, C, N, parts);
     fo__wait(o, o->plan.nexchanges);
+    const char* before = fo_stream_label(o->compute, o->name);
     fo_accumulate(out, parts, residual, bias, N / (size_t)o->plan.P, C, nparts, st->wire, o->compute);
+    fo_stream_label(o->compute, before);
 }
 
 void fo_reducescatter_end_fp32(FoOverlap* o, FoStaging* st, float* out, int C, size_t N) {
@@ -152,7 +154,9 @@ void fo_reducescatter_end_fp32(FoOverlap* o, FoStaging* st, float* out, int C, s
         fp32[p] = (const float*)parts[p];
     }
     fo__wait(o, o->plan.nexchanges);
+    const char* before = fo_stream_label(o->compute, o->name);
     fo_sum(out, fp32, N / (size_t)o->plan.P * (size_t)C, nparts, o->compute);
+    fo_stream_label(o->compute, before);
 }
 
 // ---- a matmul beside a collective -------------------------------------------------------------------------

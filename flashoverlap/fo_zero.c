@@ -28,8 +28,10 @@ static void slot_end(FoGradSlot* slot) {
         parts[p] = p == r ? slot->own : slot->received + (size_t)(p < r ? p : p - 1) * nelem;
     }
     fo__wait(o, o->plan.nexchanges);
+    const char* before = fo_stream_label(o->compute, o->name);
     fo_sum(slot->own, parts, nelem, P, o->compute);
     if (slot->shard) { fo_add(slot->shard, slot->own, nelem, FO_FP32, o->compute); }
+    fo_stream_label(o->compute, before);
     if (slot->back) { fo_allgather_rows_begin(slot->back, slot->all, slot->K * sizeof(float), slot->rows); }
 }
 

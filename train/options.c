@@ -16,7 +16,8 @@ typedef enum {
     NAME,    // string, not empty
     TEXT,    // string
     OVERLAP, // OverlapOption
-    LINK     // LinkOption
+    LINK,    // LinkOption
+    STEPS    // StepsOption
 } Kind;
 
 typedef struct {
@@ -138,6 +139,10 @@ static const Option options[] = {
      "0|1", "cuda: the same bits in every run, whatever it costs; the cpu's always are", NULL},
     {NULL,  "--comm-report", FLAG, AT(comm_report), "", 0, 0,
      "", "print after the second step what each rank has sent, by operation", NULL},
+    {NULL,  "--trace",      NAME, AT(trace), "", 0, 0,
+     "FILE", "timeline of computation and communication, for ui.perfetto.dev", NULL},
+    {NULL,  "--trace-steps", STEPS, AT(trace_steps), "second", 0, 0,
+     "A-B|second", "first and last step of it", NULL},
     // instead of training
     {NULL,  "--generate",   FLAG, AT(generate), "", 0, 0,
      "", "go on from the prompts with the model, and stop", "Instead of training"},
@@ -228,6 +233,23 @@ static int link_of(const char* text, LinkOption* l) {
            l->gbytes_s < 1e6 && l->us >= 0.0 && l->us < 1e9;
 }
 
+// second, or A-B
+static int steps_of(const char* text, StepsOption* s) {
+    char first[16];
+    long a = 0, b = 0;
+    const size_t k = strcspn(text, "-");
+    s->first = s->last = 0;
+    if (strcmp(text, "second") == 0) { return 1; }
+    if (text[k] != '-' || k >= sizeof first) { return 0; }
+    memcpy(first, text, k);
+    first[k] = 0;
+    if (!integer_of(first, &a) || !integer_of(text + k + 1, &b) || a < 1 || b < a || b > INT_MAX) {
+        return 0;
+    }
+    s->first = (int)a, s->last = (int)b;
+    return 1;
+}
+
 // name: as the user wrote the option
 static int value_set(TrainOptions* opts, const Option* o, const char* name, const char* value,
                      char err[TRAIN_ERR]) {
@@ -270,6 +292,10 @@ static int value_set(TrainOptions* opts, const Option* o, const char* name, cons
         if (link_of(value, (LinkOption*)field)) { return 0; }
         return train_error(err, "%s '%s': want GB/s above 0 and microseconds, as in 50,5, or none", name,
                            value);
+    case STEPS:
+        if (steps_of(value, (StepsOption*)field)) { return 0; }
+        return train_error(err, "%s '%s': want the first and the last step, from 1 on, as in 3-5, or second",
+                           name, value);
     }
     if (!understood) {
         return train_error(err, "%s '%s': is not a %s; want %s", name, value,
@@ -374,6 +400,13 @@ static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
     if (o->out[0] == 0 && (o->resume || o->checkpoint_every > 0)) {
         return train_error(err, "%s needs a folder: --out DIR",
                            o->resume ? "--resume 1" : "--checkpoint-every");
+    }
+    if (o->trace[0] && o->generate) {
+        return train_error(err, "--trace is of training: not with --generate");
+    }
+    if (o->trace_steps.first && !o->trace[0]) {
+        return train_error(err, "--trace-steps %d-%d needs a file: --trace FILE", o->trace_steps.first,
+                           o->trace_steps.last);
     }
     if (o->generate && o->dry_run) { return train_error(err, "--generate and --dry-run: want one of them"); }
     if (o->prompt[0] && o->prompt_file[0]) {

@@ -22,6 +22,10 @@ typedef struct {
     double gbytes_s, us; // 0 GB/s: no emulated link
 } LinkOption;
 
+typedef struct {
+    int first, last; // as a step line prints them; 0: the second step of the run
+} StepsOption;
+
 // Strings are argv's or literals; "" where an option is not given and has no default.
 typedef struct {
     // data and files
@@ -55,6 +59,8 @@ typedef struct {
     int recompute, keep_gathered;
     int graph, deterministic;
     int comm_report;
+    const char* trace; // file, or ""
+    StepsOption trace_steps;
     OverlapOption overlap;
     FoTopology topology;
     FoDtype wire;

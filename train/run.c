@@ -235,6 +235,62 @@ void run_comm_report(Trainer* tr) {
     tr->sent = NULL;
 }
 
+// ---- timeline ---------------------------------------------------------------------------------------------
+// which steps, and can the file be written?
+static int check_trace(Trainer* tr, char err[TRAIN_ERR]) {
+    const TrainOptions* opt = tr->opt;
+    StepsOption steps = opt->trace_steps;
+    char why[FO_TRACE_ERR];
+    if (!opt->trace[0]) { return 0; }
+    if (steps.first == 0) { // the first has primitives to make, and no weights of an update to wait for
+        steps.first = steps.last = tr->first_step + 1 + (tr->first_step + 1 < tr->nsteps);
+    } else if (steps.last > tr->nsteps) {
+        return train_error(err, "--trace-steps %d-%d: the run has %d step%s", steps.first, steps.last,
+                           tr->nsteps, tr->nsteps == 1 ? "" : "s");
+    }
+    tr->traced = steps;
+    if (tr->rank == 0 && steps.last <= tr->first_step) {
+        printf("note: --trace-steps %d-%d are done already: no timeline\n", steps.first, steps.last);
+    }
+    if (tr->rank == 0 && fo_trace_check(opt->trace, why)) { return train_error(err, "--trace: %s", why); }
+    return 0;
+}
+
+void run_trace_start(Trainer* tr) {
+    GPT* g = &tr->gpt;
+    const int n = tr->step + 1;
+    if (n < tr->traced.first || n > tr->traced.last) { return; }
+    if (!tr->trace) {
+        const FoTraceRow rows[] = {{g->compute, "compute"},
+                                   {g->comm[GROUP_TP], "comm tp"},
+                                   {g->comm[GROUP_UP], "comm up"},
+                                   {g->comm[GROUP_RP], "comm dp"}};
+        tr->trace = fo_trace_start(tr->world, rows, 1 + NGROUPS);
+    }
+    tr->trace_start_s = fo_now();
+}
+
+int run_trace_end(Trainer* tr, int stop, char err[TRAIN_ERR]) {
+    const Mesh* m = &tr->gpt.mesh;
+    const int n = tr->step + 1;
+    char name[64], why[FO_TRACE_ERR];
+    double apart;
+    if (!tr->trace) { return 0; }
+    (void)snprintf(name, sizeof name, "step %d", n);
+    fo_trace_mark(tr->trace, name, tr->trace_start_s);
+    if (n < tr->traced.last && !stop) { return 0; }
+    (void)snprintf(name, sizeof name, "rank %d (dp %d, up %d, tp %d)", tr->rank, m->d, m->u, m->t);
+    int rc = fo_trace_end(tr->trace, name, tr->opt->trace, &apart, why);
+    tr->trace = NULL;
+    if (rc) { return train_error(err, "--trace: %s", why); }
+    if (tr->rank == 0) {
+        printf("timeline up to step %d: %s", n, tr->opt->trace);
+        printf(apart > 0.0 ? ", clocks of machines compared to %.1f us\n" : "\n", 1e6 * apart);
+        fflush(stdout);
+    }
+    return 0;
+}
+
 // ---- files ------------------------------------------------------------------------------------------------
 // does -e, where it gives sizes, give those of the checkpoint that is resumed?
 static int check_sizes(const TrainOptions* opt, const char* path, GPTConfig c, char err[TRAIN_ERR]) {
@@ -442,7 +498,8 @@ void run_open(Trainer* tr) {
     memset(&c, 0, sizeof c);
     if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) ||
         (opt->generate ? size_for_prompts(tr, c, &sized, err)
-                       : check_cuts(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err))) {
+                       : check_cuts(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err) ||
+                             check_trace(tr, err))) {
         user_error(tr->rank == 0, err);
     }
     if (opt->out[0] && tr->rank == 0 && !opt->generate && checkpoint_prepare_folder(opt->out, err)) {

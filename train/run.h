@@ -5,6 +5,7 @@
 #define RUN_H
 #include "data/dataloader.h"
 #include "data/tokenizer.h"
+#include "flashoverlap/fo_trace.h"
 #include "train/checkpoint.h"
 #include "train/gpt.h"
 #include "train/logger.h"
@@ -38,7 +39,10 @@ typedef struct {
     double tokens_per_s; // running mean, not bias corrected
     int nmeasured;
     double sum_ms;
-    Sent* sent; // --comm-report: before the step that it is about
+    Sent* sent;           // --comm-report: before the step that it is about
+    StepsOption traced;   // --trace: numbers of the steps, as they are printed
+    FoTrace* trace;       // under way
+    double trace_start_s; // of the step
 } Trainer;
 
 /* user_error -- ends all ranks with the user's error. Of those that call it one tells it, rank 0 if every
@@ -65,6 +69,13 @@ int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double no
  */
 void run_comm_start(Trainer* tr);
 void run_comm_report(Trainer* tr);
+
+/* run_trace_start, run_trace_end -- around each step: the timeline of those that --trace is about. Collective.
+ * The file is written after the last of them, or after a step that is the last because of `stop`; -1 with err
+ * on rank 0 if it could not be.
+ */
+void run_trace_start(Trainer* tr);
+int run_trace_end(Trainer* tr, int stop, char err[TRAIN_ERR]);
 
 // model and state of tr->step, complete or not at all; collective
 int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]);

@@ -58,6 +58,8 @@ typedef struct {
     FoOp op;
     const char* name;
     double queued; // by the host, as fo_now
+    const char* label;
+    FoMessages messages;
     _Alignas(16) unsigned char args[FO_MAX_ARGS];
 } Slot;
 
@@ -65,6 +67,9 @@ struct FoStream {
     FoDevice* device;
     char name[16];
     pthread_t thread;
+    // of the host's thread: of what it queues next
+    const char* label;
+    FoMessages messages;
     pthread_mutex_t mutex; // of what follows, to `quit`
     pthread_cond_t queued, done;
     Slot* slots;
@@ -78,6 +83,9 @@ struct FoStream {
     size_t scratch_nbytes;
     FoOpTime times[FO_MAX_OP_NAMES];
     int ntimes;
+    int span_kind; // of the operation that runs, as it says; -1: it is none
+    FoSpan* spans; // [span_room], of which nspans are there and ntaken were taken out; read after a sync
+    int nspans, ntaken, span_room;
 };
 
 struct FoEvent {
@@ -163,6 +171,10 @@ void fo_device_pace(FoDevice* d, double tflops) {
     d->pace_tflops = tflops;
 }
 
+void fo_device_trace(FoDevice* d, int on) {
+    d->tracing = on;
+}
+
 // ---- memory -----------------------------------------------------------------------------------------------
 enum { HUGE_PAGE = 2 << 20, SMALL_ALIGN = 64 };
 
@@ -227,6 +239,32 @@ int fo__op_times(const FoStream* s, FoOpTime times[FO_MAX_OP_NAMES]) {
     return s->ntimes;
 }
 
+// real time, but of a paced stream its clock: there waits have been counted
+static void keep_span(FoStream* s, const Slot* op, double begin, double start) {
+    const int paced = s->device->pace_tflops > 0.0;
+    const double from = paced ? begin : start, end = paced ? s->clock : fo_now();
+    if (s->nspans == s->span_room) {
+        s->span_room = s->span_room ? 2 * s->span_room : 1024;
+        s->spans = realloc(s->spans, (size_t)s->span_room * sizeof *s->spans);
+        fo_require(s->spans != NULL, "out of memory for the timeline of '%s'", s->name);
+    }
+    s->spans[s->nspans++] = (FoSpan){.kind = (FoSpanKind)s->span_kind,
+                                     .name = op->name,
+                                     .label = op->label,
+                                     .start_s = from,
+                                     .seconds = end - from,
+                                     .flops = s->paced_flops,
+                                     .messages = op->messages};
+}
+
+int fo_stream_spans(FoStream* s, FoSpan spans[], int max) {
+    const int left = s->nspans - s->ntaken, n = left < max ? left : max;
+    if (n > 0) { memcpy(spans, s->spans + s->ntaken, (size_t)n * sizeof *spans); }
+    s->ntaken += n;
+    if (s->ntaken == s->nspans) { s->nspans = s->ntaken = 0; }
+    return n;
+}
+
 // runs one operation and moves the stream's clock by what it took, or by what pacing says that it takes
 static void run_op(FoStream* s, Slot* op) {
     double start = fo_now();
@@ -234,14 +272,17 @@ static void run_op(FoStream* s, Slot* op) {
     double begin = on_time(s, s->clock, start);
     s->paced_flops = 0.0;
     s->clock_is_set = 0;
+    s->span_kind = FO_SPAN_OPERATION;
     op->op(s, op->args);
     double seconds = fo_now() - start;
     add_time(s, op->name, seconds);
-    if (s->clock_is_set) { return; }
-    double pace = s->device->pace_tflops;
-    double nominal = pace > 0.0 ? s->paced_flops / (pace * 1e12) : 0.0;
-    s->clock = begin + (nominal > seconds ? nominal : seconds);
-    if (nominal > 0.0) { fo__sleep_until(s->clock); }
+    if (!s->clock_is_set) {
+        double pace = s->device->pace_tflops;
+        double nominal = pace > 0.0 ? s->paced_flops / (pace * 1e12) : 0.0;
+        s->clock = begin + (nominal > seconds ? nominal : seconds);
+        if (nominal > 0.0) { fo__sleep_until(s->clock); }
+    }
+    if (s->device->tracing && s->span_kind >= 0) { keep_span(s, op, begin, start); }
 }
 
 static void* stream_main(void* arg) {
@@ -305,12 +346,23 @@ void fo_stream_destroy(FoStream* s) {
     pthread_cond_destroy(&s->queued);
     pthread_cond_destroy(&s->done);
     free(s->scratch);
+    free(s->spans);
     free(s->slots);
     free(s);
 }
 
 FoDevice* fo_stream_device(const FoStream* s) {
     return s->device;
+}
+
+const char* fo_stream_label(FoStream* s, const char* label) {
+    const char* before = s->label;
+    s->label = label;
+    return before;
+}
+
+void fo_stream_messages(FoStream* s, FoMessages m) {
+    s->messages = m;
 }
 
 void fo__enqueue_named(FoStream* s, FoOp op, const char* name, const void* args, size_t nbytes) {
@@ -326,11 +378,14 @@ void fo__enqueue_named(FoStream* s, FoOp op, const char* name, const void* args,
     slot->op = op;
     slot->name = name;
     slot->queued = fo_now();
+    slot->label = s->label;
+    slot->messages = s->messages;
     memcpy(slot->args, args, nbytes);
     s->nqueued++;
     if (s->sleeping) { pthread_cond_signal(&s->queued); }
     pthread_mutex_unlock(&s->mutex);
     show();
+    s->messages = (FoMessages){0, 0, 0, 0};
 }
 
 void fo_stream_sync(FoStream* s) {
@@ -439,6 +494,7 @@ static void record_op(FoStream* s, void* args) {
     pthread_cond_broadcast(&e->cond);
     pthread_mutex_unlock(&e->mutex);
     show();
+    s->span_kind = -1;
     fo__clock_set(s, s->clock);
 }
 
@@ -464,10 +520,12 @@ static void wait_op(FoStream* s, void* args) {
     ACQUIRE(e);
     double now = fo_now(), before = on_time(s, s->clock, start);
     double clock = on_time(s, later(then, before), now);
+    s->span_kind = -1;
     if (a->waited_ms) {
         // a paced stream lives on its virtual clock: a late wake-up that it makes up for is no waiting
         double waited_s = s->device->pace_tflops > 0.0 ? clock - before : waited ? now - start : 0.0;
         *a->waited_ms += 1e3 * waited_s;
+        if (waited_s > 0.0) { s->span_kind = FO_SPAN_WAIT; }
     }
     fo__clock_set(s, clock);
 }

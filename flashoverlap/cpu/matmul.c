@@ -467,8 +467,9 @@ static void gemm_op(FoStream* s, void* args) {
     fo__pace(s, 2.0 * (double)g->M * (double)g->N * (double)g->K);
 }
 
-static void gemm(FoStream* s, Gemm g) {
-    if (g.M > 0) { fo__enqueue(s, gemm_op, &g, sizeof g); }
+// name: for times and timelines
+static void gemm(FoStream* s, Gemm g, const char* name) {
+    if (g.M > 0) { fo__enqueue_named(s, gemm_op, name, &g, sizeof g); }
 }
 
 static void check_sizes(int K, int OC, FoDtype out_type) {
@@ -503,26 +504,26 @@ void fo_matmul_forward(void* out, const floatX* inp, const floatX* weight, const
                        int K, int OC, FoDtype out_type, FoStream* s) {
     Gemm g = forward_gemm(out, inp, weight, n, K, OC, out_type);
     g.bias = bias;
-    gemm(s, g);
+    gemm(s, g, "matmul_forward");
 }
 
 void fo_matmul_forward_add(float* out, const floatX* inp, const floatX* weight, size_t n, int K, int OC,
                            FoStream* s) {
     Gemm g = forward_gemm(out, inp, weight, n, K, OC, FO_FP32);
     g.accumulate = 1;
-    gemm(s, g);
+    gemm(s, g, "matmul_forward");
 }
 
 void fo_matmul_dgrad(void* dinp, const floatX* dout, const floatX* weight, size_t n, int K, int OC,
                      FoDtype out_type, FoStream* s) {
-    gemm(s, dgrad_gemm(dinp, dout, weight, n, K, OC, out_type));
+    gemm(s, dgrad_gemm(dinp, dout, weight, n, K, OC, out_type), "matmul_dgrad");
 }
 
 void fo_matmul_dgrad_add(float* dinp, const floatX* dout, const floatX* weight, size_t n, int K, int OC,
                          FoStream* s) {
     Gemm g = dgrad_gemm(dinp, dout, weight, n, K, OC, FO_FP32);
     g.accumulate = 1;
-    gemm(s, g);
+    gemm(s, g, "matmul_dgrad");
 }
 
 void fo_matmul_wgrad(float* dweight, float* dbias, const floatX* dout, const floatX* inp, size_t n, int K,
@@ -541,7 +542,7 @@ void fo_matmul_wgrad_rows(float* dweight, const floatX* dout, const floatX* inp,
     g.b_row = (size_t)K, g.b_col = 1;
     g.out_type = FO_FP32;
     g.accumulate = 1;
-    if (n > 0) { gemm(s, g); }
+    if (n > 0) { gemm(s, g, "matmul_wgrad"); }
 }
 
 /* The mean over some runs of a GEMM as large as a layer's, on a stream of its own, so that it runs as the
