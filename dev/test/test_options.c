@@ -365,7 +365,7 @@ static void test_options_help(void) {
             CHECK(field_is(&o, i, all_options[i].fallback, all_options[i].text));
         }
     }
-    CHECK(ndefaults == 43);
+    CHECK(ndefaults == 44);
     free(text);
 }
 
