@@ -39,8 +39,11 @@ struct FoDevice {
     FoStream* stream;              // for clearing fresh memory
     FoStream* streams;             // all that are open
     struct FoSpanPending* spans;   // a pool
-    FoGraph* graphs;               // that can be launched
-    FoGraph* capturing;            // that the rank's calls are put into, else NULL
+    int tracing;                   // operations are timed
+    cudaEvent_t epoch;             // recorded at epoch_s on fo_now's clock
+    double epoch_s;
+    FoGraph* graphs;    // that can be launched
+    FoGraph* capturing; // that the rank's calls are put into, else NULL
 };
 
 struct FoSpanPending; // a stretch of time between two events of CUDA, not yet read
@@ -51,9 +54,13 @@ struct FoStream {
     char name[16];
     void* scratch; // device memory
     size_t scratch_nbytes;
-    void* workspace;               // cuBLASLt's, matmul.cu; freed with the stream
-    struct FoSpanPending* pending; // stretches that are timed and not yet added up
-    FoStream* next;                // of the device's
+    void* workspace; // cuBLASLt's, matmul.cu; freed with the stream
+    // stretches that are timed and not yet added up, the oldest first
+    struct FoSpanPending *pending, *last_pending;
+    struct FoSpans* kept; // stretches for the timeline
+    const char* label;    // of what is queued, for the timeline
+    FoMessages messages;  // of the exchange that is queued next
+    FoStream* next;       // of the device's
 };
 
 // device memory for the operations queued on s from now on; kept and grown, contents undefined. Valid until
@@ -65,7 +72,7 @@ void* fo__scratch(FoStream* s, size_t nbytes);
  * stream. (A destructor ends it, so that every return does.)
  */
 struct OpScope {
-    FoStream* s;
+    struct FoSpanPending* span; // NULL: not traced
     OpScope(FoStream* s, const char* name);
     ~OpScope();
 };

@@ -27,9 +27,17 @@ typedef struct Block {
 
 struct FoSpanPending {
     cudaEvent_t begin, end; // with times
-    double* waited_ms;      // that the stretch is added to
+    double* waited_ms;      // that the stretch is added to, or NULL
+    FoSpan span;            // what the timeline is told of it; its times are not known yet
+    int traced;
     FoStream* stream;
     FoSpanPending* next;
+};
+
+// stretches whose times are known, the oldest first from `taken` on
+struct FoSpans {
+    FoSpan* span;
+    int n, room, taken;
 };
 
 struct FoEvent {
@@ -120,6 +128,7 @@ void fo_device_close(FoDevice* d) {
     if (d->matmul) { fo__matmul_free(d->matmul); }
     if (d->attention) { fo__attention_free(d->attention); }
     fo_stream_destroy(d->stream);
+    if (d->epoch) { CUDA(cudaEventDestroy(d->epoch)); }
     free(d);
 }
 
@@ -205,10 +214,12 @@ size_t fo_device_peak_nbytes(const FoDevice* d) {
 }
 
 void fo_upload(void* dst, const void* host_src, size_t nbytes, FoStream* s) {
+    FO_OP(s);
     if (nbytes > 0) { CUDA(cudaMemcpyAsync(dst, host_src, nbytes, cudaMemcpyHostToDevice, s->stream)); }
 }
 
 void fo_download(void* host_dst, const void* src, size_t nbytes, FoStream* s) {
+    FO_OP(s);
     if (nbytes > 0) { CUDA(cudaMemcpyAsync(host_dst, src, nbytes, cudaMemcpyDeviceToHost, s->stream)); }
 }
 
@@ -249,7 +260,7 @@ void* fo__scratch(FoStream* s, size_t nbytes) {
 }
 
 // ---- times ------------------------------------------------------------------------------------------------
-static FoSpanPending* span_begin(FoStream* s, double* waited_ms) {
+static FoSpanPending* span_begin(FoStream* s, FoSpanKind kind, const char* name, double* waited_ms) {
     FoDevice* d = s->device;
     FoSpanPending* x = d->spans;
     if (x) {
@@ -262,8 +273,13 @@ static FoSpanPending* span_begin(FoStream* s, double* waited_ms) {
     }
     x->stream = s;
     x->waited_ms = waited_ms;
-    CUDA(cudaEventRecordWithFlags(x->begin, s->stream,
-                                  d->capturing ? cudaEventRecordExternal : cudaEventRecordDefault));
+    x->traced = d->tracing;
+    memset(&x->span, 0, sizeof x->span);
+    x->span.kind = kind, x->span.name = name, x->span.label = s->label;
+    x->span.messages = s->messages;
+    memset(&s->messages, 0, sizeof s->messages);
+    const unsigned flags = d->capturing ? cudaEventRecordExternal : cudaEventRecordDefault;
+    CUDA(cudaEventRecordWithFlags(x->begin, s->stream, flags));
     return x;
 }
 
@@ -271,15 +287,36 @@ static void span_end(FoSpanPending* x) {
     FoStream* s = x->stream;
     FoGraph* g = s->device->capturing;
     CUDA(cudaEventRecordWithFlags(x->end, s->stream, g ? cudaEventRecordExternal : cudaEventRecordDefault));
-    FoSpanPending** list = g ? &g->timed : &s->pending;
-    x->next = *list;
-    *list = x;
+    FoSpanPending** at = g ? &g->timed : s->pending ? &s->last_pending->next : &s->pending;
+    x->next = g ? *at : NULL;
+    *at = x;
+    if (!g) { s->last_pending = x; }
+}
+
+static void keep_span(FoSpanPending* x, double seconds) {
+    FoStream* s = x->stream;
+    FoSpans* k = s->kept;
+    float ms = 0.0f;
+    if (!k) {
+        k = s->kept = (FoSpans*)calloc(1, sizeof *k);
+        fo_require(k != NULL, "out of memory");
+    }
+    if (k->n == k->room) {
+        k->room = 2 * k->room + 256;
+        k->span = (FoSpan*)realloc(k->span, (size_t)k->room * sizeof *k->span);
+        fo_require(k->span != NULL, "out of memory");
+    }
+    CUDA(cudaEventElapsedTime(&ms, s->device->epoch, x->begin));
+    x->span.start_s = s->device->epoch_s + 1e-3 * (double)ms;
+    x->span.seconds = seconds;
+    k->span[k->n++] = x->span;
 }
 
 static void add_up(FoSpanPending* x) {
     float ms = 0.0f;
     CUDA(cudaEventElapsedTime(&ms, x->begin, x->end));
-    *x->waited_ms += (double)ms;
+    if (x->waited_ms) { *x->waited_ms += (double)ms; }
+    if (x->traced) { keep_span(x, 1e-3 * (double)ms); }
 }
 
 static void free_spans(FoSpanPending* x) {
@@ -292,12 +329,46 @@ static void free_spans(FoSpanPending* x) {
     }
 }
 
-OpScope::OpScope(FoStream* stream, const char* name) : s(stream) {
+OpScope::OpScope(FoStream* s, const char* name) : span(NULL) {
     RANGE_PUSH(name);
+    if (s->device->tracing) { span = span_begin(s, FO_SPAN_OPERATION, name, NULL); }
 }
 
 OpScope::~OpScope() {
+    if (span) { span_end(span); }
     RANGE_POP();
+}
+
+void fo_device_trace(FoDevice* d, int on) {
+    d->tracing = on;
+    if (!on) { return; }
+    if (!d->epoch) { CUDA(cudaEventCreateWithFlags(&d->epoch, cudaEventDefault)); }
+    fo_stream_sync(d->stream);
+    d->epoch_s = fo_now();
+    CUDA(cudaEventRecord(d->epoch, d->stream->stream));
+    fo_stream_sync(d->stream);
+}
+
+int fo_stream_spans(FoStream* s, FoSpan spans[], int max) {
+    FoSpans* k = s->kept;
+    int n = k ? k->n - k->taken : 0;
+    n = n < max ? n : max;
+    if (n > 0) {
+        memcpy(spans, k->span + k->taken, (size_t)n * sizeof *spans);
+        k->taken += n;
+    }
+    if (k && k->taken == k->n) { k->taken = k->n = 0; }
+    return n;
+}
+
+const char* fo_stream_label(FoStream* s, const char* label) {
+    const char* before = s->label;
+    s->label = label;
+    return before;
+}
+
+void fo_stream_messages(FoStream* s, FoMessages m) {
+    s->messages = m;
 }
 
 // ---- streams ----------------------------------------------------------------------------------------------
@@ -327,6 +398,8 @@ void fo_stream_destroy(FoStream* s) {
         free_spans(d->spans);
         d->spans = NULL;
     }
+    if (s->kept) { free(s->kept->span); }
+    free(s->kept);
     if (s->scratch) { CUDA(cudaFree(s->scratch)); }
     if (s->workspace) { CUDA(cudaFree(s->workspace)); }
     CUDA(cudaStreamDestroy(s->stream));
@@ -400,7 +473,7 @@ void fo_stream_wait(FoStream* s, FoEvent* e, double* waited_ms) {
     // What was recorded outside this graph came before it, what was recorded in a graph is behind its launch:
     // fo_graph_launch sees to both
     if (!e->event || e->graph != s->device->capturing) { return; }
-    FoSpanPending* x = waited_ms ? span_begin(s, waited_ms) : NULL;
+    FoSpanPending* x = waited_ms ? span_begin(s, FO_SPAN_WAIT, "wait", waited_ms) : NULL;
     CUDA(cudaStreamWaitEvent(s->stream, e->event, 0));
     if (x) { span_end(x); }
 }
