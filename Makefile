@@ -17,7 +17,8 @@ $(call one_of,MPI,0 1)
 $(if $(SAN),$(call one_of,SAN,$(if $(filter emu,$(DEVICE)),asan check,$(if $(filter cpu,$(DEVICE)),asan tsan))))
 
 # every configuration builds in a folder of its own: objects never mix, so nothing ever needs a clean
-B := build/$(DEVICE)-$(PRECISION)$(if $(filter 1,$(MPI)),-mpi)$(SAN:%=-%)$(if $(filter 1,$(DEBUG)),-debug)
+folder = build/$(1)-$(PRECISION)$(if $(filter 1,$(MPI)),-mpi)$(SAN:%=-%)$(if $(filter 1,$(DEBUG)),-debug)
+B := $(call folder,$(DEVICE))
 
 NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
 NEUTRAL := $(filter-out $(NO_MPI),$(wildcard flashoverlap/*.c train/*.c data/*.c))
@@ -134,6 +135,15 @@ tsan: ## the tests under ThreadSanitizer: a missing wait is a reported race
 	@TSAN_OPTIONS=halt_on_error=1 $(SUB) SAN=tsan MPI=0 run-san
 run-san: tests
 	@B=$(B) bash dev/test/run.sh $(TESTS)
+deps-cuda:
+	@bash scripts/deps.sh --cuda
+cuda: deps-cuda ## build all of it for NVIDIA GPUs (sm_80, sm_90, sm_100); compare the devices' functions
+	@$(SUB) DEVICE=cuda train_gpt tests && $(SUB) train_gpt && $(SUB) DEVICE=emu train_gpt
+	@bash scripts/api.sh $(call folder,cpu) $(call folder,cuda) $(call folder,emu)
+ptxas: deps-cuda ## registers, shared memory and spills of each kernel for sm_90; fails if one spills
+	@$(SUB) DEVICE=cuda run-ptxas
+run-ptxas:
+	@bash scripts/ptxas.sh '$(NVCC)' '$(CPPFLAGS) $(CUDA_CPPFLAGS)' $(wildcard flashoverlap/cuda/*.cu)
 bench: deps ## a training step of GPT-2 124M: tok/s, MFU, shares; and PyTorch's where it is installed
 	@$(SUB) train_gpt benches && bash dev/bench/bench.sh $(B)
 bench-overlap: deps ## exposed communication under none, slice and flash: of a layer, of whole steps
@@ -151,5 +161,5 @@ help: ## this list
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: all train_gpt tests benches deps quickstart test run-tests run-tests-fp32 asan tsan run-san bench bench-overlap
-.PHONY: format format-check clean help
+.PHONY: format format-check clean help deps-cuda cuda ptxas run-ptxas
 .SECONDARY:

@@ -2,7 +2,9 @@
 # Prints, as lines for make, where the parts of CUDA are that DEVICE=cuda and DEVICE=emu need: the compiler, headers, libraries.
 # Looks in $CUDA_HOME, where nvcc is in PATH, in the toolkit's usual place, and in the wheels that PyTorch brings.
 set -euo pipefail
-wheels=$(python3 -c 'import nvidia; print("\n".join(nvidia.__path__))' 2>/dev/null | head -1 || true)
+cd "$(dirname "$0")/.."
+wheels=$PWD/build/wheels/nvidia # of scripts/deps.sh --cuda
+[[ -d $wheels ]] || wheels=$(python3 -c 'import nvidia; print("\n".join(nvidia.__path__))' 2>/dev/null | head -1 || true)
 nvcc=$(command -v nvcc || true)
 roots=() includes=() libs=()
 [[ -z ${CUDA_HOME:-} ]] || roots+=("$CUDA_HOME")

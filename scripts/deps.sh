@@ -3,14 +3,29 @@
 #
 #   scripts/deps.sh            compiler, oneDNN, Open MPI, Python, what the checks use
 #   scripts/deps.sh --bench    also PyTorch, which the comparisons of dev/bench use
+#   scripts/deps.sh --cuda     also what builds of DEVICE=cuda and DEVICE=emu need: clang, and, where there is no CUDA toolkit,
+#                              NVIDIA's wheels (1.2 GB) in build/wheels
 set -euo pipefail
+cd "$(dirname "$0")/.."
 packages=(gcc make libc6-dev libdnnl-dev libopenmpi-dev openmpi-bin python3 python3-numpy python3-pip procps
           iproute2 ca-certificates git clang-format)
 case "$*" in
 "") ;;
 --bench) packages+=(python3-torch) ;;
-*) echo "deps.sh: unknown option '$*'; --bench is the only one" >&2; exit 2 ;;
+--cuda) packages+=(g++ clang) ;;
+*) echo "deps.sh: unknown option '$*'; want --bench or --cuda" >&2; exit 2 ;;
 esac
+
+# NVIDIA's compiler, headers and libraries, if there is not a part of them already
+cuda_wheels() {
+    mkdir -p build
+    bash scripts/cuda_paths.sh >build/cuda-paths.mk
+    if ! grep -qE '^(CUDA_RUNTIME|CUDA_BLAS) := 0|^NVCC := *$' build/cuda-paths.mk; then return 0; fi
+    echo "deps.sh: no CUDA toolkit here; installing NVIDIA's wheels (1.2 GB) into build/wheels"
+    python3 -m pip install -q --no-deps --upgrade --target build/wheels 'nvidia-cuda-nvcc==13.0.*' 'nvidia-nvvm==13.0.*' \
+        'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-nvrtc==13.0.*' \
+        'nvidia-nvtx==13.0.*' 'nvidia-cublas==13.1.*' 'nvidia-nccl-cu13==2.28.*' 'nvidia-cudnn-cu13==9.19.*'
+}
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     echo "deps.sh: this is no Debian (no apt-get); please install what corresponds to: ${packages[*]}" >&2
@@ -21,7 +36,10 @@ missing=()
 for p in "${packages[@]}"; do
     [[ $installed == *" installed $p "* ]] || missing+=("$p")
 done
-[[ ${#missing[@]} != 0 ]] || exit 0
+if [[ ${#missing[@]} == 0 ]]; then
+    [[ $* != --cuda ]] || cuda_wheels
+    exit 0
+fi
 
 root=()
 if [[ $(id -u) != 0 ]]; then
@@ -42,3 +60,4 @@ if ! apt install --no-install-recommends "${missing[@]}" >"$log" 2>&1; then
     echo "deps.sh: apt-get could not install: ${missing[*]}" >&2
     exit 1
 fi
+[[ $* != --cuda ]] || cuda_wheels
