@@ -9,6 +9,7 @@
  */
 #ifndef FO_CUDA_COMMON_CUH
 #define FO_CUDA_COMMON_CUH
+#include <cuda.h> // types alone: libcuda is not linked
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include "flashoverlap/fo.h"
@@ -39,6 +40,7 @@ struct FoDevice {
     FoStream* stream;              // for clearing fresh memory
     FoStream* streams;             // all that are open
     struct FoSpanPending* spans;   // a pool
+    void* batch_mem_op;            // the driver\'s cuStreamBatchMemOp, when it was needed
     int tracing;                   // operations are timed
     cudaEvent_t epoch;             // recorded at epoch_s on fo_now's clock
     double epoch_s;
@@ -57,16 +59,21 @@ struct FoStream {
     void* workspace; // cuBLASLt's, matmul.cu; freed with the stream
     // stretches that are timed and not yet added up, the oldest first
     struct FoSpanPending *pending, *last_pending;
-    struct FoSpans* kept; // stretches for the timeline
-    const char* label;    // of what is queued, for the timeline
-    FoMessages messages;  // of the exchange that is queued next
-    FoStream* next;       // of the device's
+    struct FoSpans* kept;    // stretches for the timeline
+    struct FoCaller* caller; // runs calls of the host; made at the first
+    const char* label;       // of what is queued, for the timeline
+    FoMessages messages;     // of the exchange that is queued next
+    FoStream* next;          // of the device's
 };
 
 // device memory for the operations queued on s from now on; kept and grown, contents undefined. Valid until
 // the
 // next call for s: an operation that needs two areas asks once for both.
 void* fo__scratch(FoStream* s, size_t nbytes);
+
+// queued on s: writes a 32-bit word of device or pinned memory; waits until it has a value
+void fo__write32(FoStream* s, void* word, uint32_t value);
+void fo__wait32(FoStream* s, void* word, uint32_t value);
 
 /* OpScope -- at the top of each public operation: its name for NVTX and, with tracing on, its time on the
  * stream. (A destructor ends it, so that every return does.)

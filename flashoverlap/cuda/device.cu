@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include "flashoverlap/cuda/cuda_common.cuh"
 #if __has_include(<nvtx3/nvToolsExt.h>) && !FO_EMU
 #include <nvtx3/nvToolsExt.h>
@@ -371,6 +372,137 @@ void fo_stream_messages(FoStream* s, FoMessages m) {
     s->messages = m;
 }
 
+// ---- words in memory --------------------------------------------------------------------------------------
+// The driver's function comes through the runtime: a program linked with libcuda does not even start without
+// it.
+static void mem_op(FoStream* s, void* word, uint32_t value, CUstreamBatchMemOpType type) {
+    typedef CUresult (*BatchMemOp)(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
+    FoDevice* d = s->device;
+    CUstreamBatchMemOpParams p;
+    memset(&p, 0, sizeof p);
+    if (!d->batch_mem_op) {
+        cudaDriverEntryPointQueryResult found;
+        CUDA(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &d->batch_mem_op, 12000,
+                                              cudaEnableDefault, &found));
+        fo_require(found == cudaDriverEntryPointSuccess, "the driver has no cuStreamBatchMemOp");
+    }
+    p.operation = type;
+    if (type == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
+        p.writeValue.address = (CUdeviceptr)(uintptr_t)word;
+        p.writeValue.value = value;
+    } else {
+        p.waitValue.address = (CUdeviceptr)(uintptr_t)word;
+        p.waitValue.value = value;
+        p.waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
+    }
+    CUresult err = ((BatchMemOp)d->batch_mem_op)((CUstream)s->stream, 1, &p, 0);
+    fo_require(err == CUDA_SUCCESS, "cuStreamBatchMemOp failed with %d", (int)err);
+}
+
+void fo__write32(FoStream* s, void* word, uint32_t value) {
+    mem_op(s, word, value, CU_STREAM_MEM_OP_WRITE_VALUE_32);
+}
+
+void fo__wait32(FoStream* s, void* word, uint32_t value) {
+    mem_op(s, word, value, CU_STREAM_MEM_OP_WAIT_VALUE_32);
+}
+
+// ---- calls of the host ------------------------------------------------------------------------------------
+typedef struct Call {
+    void (*fn)(void* args);
+    alignas(16) unsigned char args[FO_MAX_CALL_ARGS];
+    struct Call* next;
+} Call;
+
+/* A thread of the stream's own, since CUDA may run host functions of all streams one after the other, and a
+ * test's may wait for another's. The stream writes how many calls it has come to, and waits for as many to
+ * have returned.
+ */
+struct FoCaller {
+    pthread_t thread;
+    pthread_mutex_t mutex; // of what follows, to `quit`
+    pthread_cond_t cond;
+    Call *first, *last;
+    int quit;
+    uint32_t nqueued;          // of the host's thread
+    uint32_t *started, *ended; // pinned memory, which the stream writes and waits for
+};
+
+static Call* next_call(FoCaller* c) {
+    pthread_mutex_lock(&c->mutex);
+    while (!c->first && !c->quit) {
+        pthread_cond_wait(&c->cond, &c->mutex);
+    }
+    Call* call = c->first;
+    if (call) { c->first = call->next; }
+    pthread_mutex_unlock(&c->mutex);
+    return call;
+}
+
+static void* caller_main(void* p) {
+    FoCaller* c = (FoCaller*)p;
+    Call* call;
+    for (uint32_t k = 1; (call = next_call(c)) != NULL; k++) {
+        while (__atomic_load_n(c->started, __ATOMIC_ACQUIRE) < k) {
+            usleep(50);
+        }
+        call->fn(call->args);
+        free(call);
+        __atomic_store_n(c->ended, k, __ATOMIC_RELEASE);
+    }
+    return NULL;
+}
+
+static FoCaller* caller_open(void) {
+    FoCaller* c = (FoCaller*)calloc(1, sizeof *c);
+    fo_require(c != NULL, "out of memory");
+    CUDA(cudaHostAlloc((void**)&c->started, 2 * sizeof *c->started, cudaHostAllocPortable));
+    c->ended = c->started + 1;
+    *c->started = *c->ended = 0;
+    pthread_mutex_init(&c->mutex, NULL);
+    pthread_cond_init(&c->cond, NULL);
+    int err = pthread_create(&c->thread, NULL, caller_main, c);
+    fo_require(err == 0, "no thread for calls of the host: %s", strerror(err));
+    return c;
+}
+
+static void caller_close(FoCaller* c) {
+    if (!c) { return; }
+    pthread_mutex_lock(&c->mutex);
+    c->quit = 1;
+    pthread_cond_signal(&c->cond);
+    pthread_mutex_unlock(&c->mutex);
+    pthread_join(c->thread, NULL);
+    pthread_mutex_destroy(&c->mutex);
+    pthread_cond_destroy(&c->cond);
+    CUDA(cudaFreeHost(c->started));
+    free(c);
+}
+
+void fo_stream_call(FoStream* s, void (*fn)(void* args), const void* args, size_t nbytes) {
+    fo_require(nbytes <= FO_MAX_CALL_ARGS, "a call with %zu bytes of arguments, at most %d", nbytes,
+               FO_MAX_CALL_ARGS);
+    fo_require(!s->device->capturing, "a call of the host in a graph, on stream '%s'", s->name);
+    if (!s->caller) { s->caller = caller_open(); }
+    FoCaller* c = s->caller;
+    Call* call = (Call*)calloc(1, sizeof *call);
+    fo_require(call != NULL, "out of memory");
+    call->fn = fn;
+    memcpy(call->args, args, nbytes);
+    pthread_mutex_lock(&c->mutex);
+    if (c->first) {
+        c->last->next = call;
+    } else {
+        c->first = call;
+    }
+    c->last = call;
+    pthread_cond_signal(&c->cond);
+    pthread_mutex_unlock(&c->mutex);
+    c->nqueued++;
+    fo__write32(s, c->started, c->nqueued);
+    fo__wait32(s, c->ended, c->nqueued);
+}
+
 // ---- streams ----------------------------------------------------------------------------------------------
 FoStream* fo_stream_create(FoDevice* d, const char* name) {
     FoStream* s = (FoStream*)calloc(1, sizeof *s);
@@ -398,6 +530,7 @@ void fo_stream_destroy(FoStream* s) {
         free_spans(d->spans);
         d->spans = NULL;
     }
+    caller_close(s->caller);
     if (s->kept) { free(s->kept->span); }
     free(s->kept);
     if (s->scratch) { CUDA(cudaFree(s->scratch)); }
@@ -427,28 +560,6 @@ void fo_stream_sync(FoStream* s) {
 
 FoDevice* fo_stream_device(const FoStream* s) {
     return s->device;
-}
-
-typedef struct {
-    void (*fn)(void* args);
-    alignas(16) unsigned char args[FO_MAX_CALL_ARGS];
-} Call;
-
-static void CUDART_CB run_call(void* p) {
-    Call* c = (Call*)p;
-    c->fn(c->args);
-    free(c);
-}
-
-void fo_stream_call(FoStream* s, void (*fn)(void* args), const void* args, size_t nbytes) {
-    fo_require(nbytes <= FO_MAX_CALL_ARGS, "a call with %zu bytes of arguments, at most %d", nbytes,
-               FO_MAX_CALL_ARGS);
-    fo_require(!s->device->capturing, "a call of the host in a graph, on stream '%s'", s->name);
-    Call* c = (Call*)calloc(1, sizeof *c);
-    fo_require(c != NULL, "out of memory");
-    c->fn = fn;
-    memcpy(c->args, args, nbytes);
-    CUDA(cudaLaunchHostFunc(s->stream, run_call, c));
 }
 
 // ---- events -----------------------------------------------------------------------------------------------
