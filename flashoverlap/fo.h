@@ -145,6 +145,8 @@ void fo_free(FoDevice* d, void* p);
 // bytes handed out by fo_malloc on this device: now, and at most so far
 size_t fo_device_nbytes(const FoDevice* d);
 size_t fo_device_peak_nbytes(const FoDevice* d);
+// bytes that a rank can still have here, if all ranks of this machine want as many; as the system tells it now
+size_t fo_device_free_nbytes(const FoDevice* d);
 
 // host -> device and back. Queued on s: host memory must stay as it is (upload), and may be read (download),
 // only after s has passed the call (fo_stream_sync).

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 #include "train/generate.h"
+#include "train/fit.h"
 #include "train/report.h"
 #include "train/weights.h"
 
@@ -506,6 +507,8 @@ void run_open(Trainer* tr) {
         user_error(1, err);
     }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
+    if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(1, err); }
+    fo_group_barrier(tr->world); // all have looked | memory is taken
     fo_device_deterministic(device, opt->deterministic);
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, &sized, tr->world, device);

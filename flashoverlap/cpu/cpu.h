@@ -21,6 +21,7 @@ typedef float Lane __attribute__((vector_size(LANE_NBYTES)));
 
 struct FoDevice {
     int rank, nthreads;
+    int nlocal;         // ranks on this machine
     int tracing;        // streams keep their spans
     double pace_tflops; // 0: unpaced
     double peak_tflops; // 0: not yet measured

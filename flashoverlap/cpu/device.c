@@ -129,6 +129,7 @@ FoDevice* fo_device_open(int rank, int nlocal) {
     fo_require(d != NULL, "out of memory");
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN), usable = usable_cores();
     d->rank = rank;
+    d->nlocal = nlocal > 0 ? nlocal : 1;
     d->nthreads = nlocal > 0 ? online / nlocal : online;
     if (d->nthreads > usable) { d->nthreads = usable; }
     if (d->nthreads < 1) { d->nthreads = 1; }
@@ -211,6 +212,15 @@ size_t fo_device_nbytes(const FoDevice* d) {
 }
 size_t fo_device_peak_nbytes(const FoDevice* d) {
     return d->peak_nbytes;
+}
+
+size_t fo_device_free_nbytes(const FoDevice* d) {
+    char line[256];
+    unsigned long long kib = 0;
+    FILE* f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %llu kB", &kib) != 1) {}
+    if (f) { fclose(f); }
+    return kib ? (size_t)(kib << 10) / (size_t)d->nlocal : SIZE_MAX; // a system that doesn't tell
 }
 
 // ---- streams ----------------------------------------------------------------------------------------------

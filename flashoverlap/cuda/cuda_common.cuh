@@ -25,6 +25,7 @@
 // ---- device and streams -----------------------------------------------------------------------------------
 struct FoDevice {
     int rank, ordinal, nsm; // ordinal: which of CUDA's devices; several ranks may share one
+    int nsharing;           // ranks on this GPU, at most
     int sm_major, sm_minor;
     int shared_nbytes; // dynamic shared memory that a block may have
     int reserved_sms;  // held free of GEMMs that run under an exchange, by a transport that needs SMs

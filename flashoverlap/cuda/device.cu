@@ -117,6 +117,7 @@ FoDevice* fo_device_open(int rank, int nlocal) {
     fo_require(d != NULL, "out of memory");
     d->rank = rank;
     d->ordinal = rank % n;
+    d->nsharing = (nlocal + n - 1) / n;
     CUDA(cudaSetDevice(d->ordinal));
     describe(d);
     const char* attention = getenv("FO_ATTENTION");
@@ -212,6 +213,12 @@ size_t fo_device_nbytes(const FoDevice* d) {
 }
 size_t fo_device_peak_nbytes(const FoDevice* d) {
     return d->peak_nbytes;
+}
+
+size_t fo_device_free_nbytes(const FoDevice* d) {
+    size_t nfree = 0, total = 0;
+    CUDA(cudaMemGetInfo(&nfree, &total));
+    return nfree / (size_t)d->nsharing;
 }
 
 void fo_upload(void* dst, const void* host_src, size_t nbytes, FoStream* s) {
