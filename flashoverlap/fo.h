@@ -126,6 +126,12 @@ double fo_device_peak_tflops(FoDevice* d);
  * always. cuda: cuDNN's attention adds up dq in any order otherwise. Call it before the first operation.
  */
 void fo_device_deterministic(FoDevice* d, int on);
+/* fo_device_fuse_gelu -- on 1: fo_matmul_gelu_forward and fo_matmul_gelu_dgrad are one kernel each where the
+ * library has one. Faster or slower, that depends on the GPU; off unless told. GELU then sees sums before
+ * they are rounded, so other last bits come out, and one recomputed from what was stored has yet others. cpu:
+ * no effect.
+ */
+void fo_device_fuse_gelu(FoDevice* d, int on);
 
 // does the device emulate speeds: fo_device_pace and fo_group_link? cpu: 1, cuda: 0
 int fo_device_emulates(void);

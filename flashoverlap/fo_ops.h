@@ -110,6 +110,14 @@ void fo_matmul_forward(void* out,            // [n, OC] of out_type (floatX or f
                        const floatX* bias,   // [OC], or NULL
                        size_t n, int K, int OC, FoDtype out_type, FoStream* s);
 
+// out = inp @ weight^T + bias, gelu = GELU(out). One kernel or two: fo_device_fuse_gelu
+void fo_matmul_gelu_forward(floatX* out,          // [n, OC]
+                            floatX* gelu,         // [n, OC]
+                            const floatX* inp,    // [n, K]
+                            const floatX* weight, // [OC, K]
+                            const floatX* bias,   // [OC], or NULL
+                            size_t n, int K, int OC, FoStream* s);
+
 // out += inp @ weight^T
 void fo_matmul_forward_add(float* out,           // [n, OC]
                            const floatX* inp,    // [n, K]
@@ -121,6 +129,13 @@ void fo_matmul_dgrad(void* dinp,           // [n, K] of out_type
                      const floatX* dout,   // [n, OC]
                      const floatX* weight, // [OC, K]
                      size_t n, int K, int OC, FoDtype out_type, FoStream* s);
+
+// dinp = (dout @ weight) * GELU'(pregelu). One kernel or two: fo_device_fuse_gelu
+void fo_matmul_gelu_dgrad(floatX* dinp,          // [n, K]
+                          const floatX* dout,    // [n, OC]
+                          const floatX* weight,  // [OC, K]
+                          const floatX* pregelu, // [n, K]
+                          size_t n, int K, int OC, FoStream* s);
 
 // dinp += dout @ weight
 void fo_matmul_dgrad_add(float* dinp,          // [n, K]

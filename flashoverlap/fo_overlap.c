@@ -173,19 +173,24 @@ typedef struct {
 static void matmul_forward_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
     const Matmul* x = (const Matmul*)ctx;
     char* out = (char*)x->out + row0 * (size_t)x->OC * fo_dtype_nbytes(x->type);
-    fo_matmul_forward(out, x->inp + row0 * (size_t)x->K, x->weight, x->bias, n, x->K, x->OC, x->type, s);
+    const floatX* inp = x->inp + row0 * (size_t)x->K;
     if (x->gelu) {
-        fo_gelu_forward(x->gelu + row0 * (size_t)x->OC, (const floatX*)out, n * (size_t)x->OC, s);
+        floatX* gelu = x->gelu + row0 * (size_t)x->OC;
+        fo_matmul_gelu_forward((floatX*)out, gelu, inp, x->weight, x->bias, n, x->K, x->OC, s);
+    } else {
+        fo_matmul_forward(out, inp, x->weight, x->bias, n, x->K, x->OC, x->type, s);
     }
 }
 
 static void matmul_dgrad_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
     const Matmul* x = (const Matmul*)ctx;
     char* out = (char*)x->out + row0 * (size_t)x->K * fo_dtype_nbytes(x->type);
-    fo_matmul_dgrad(out, x->inp + row0 * (size_t)x->OC, x->weight, n, x->K, x->OC, x->type, s);
+    const floatX* dout = x->inp + row0 * (size_t)x->OC;
     if (x->pregelu) {
-        fo_gelu_backward((floatX*)out, (const floatX*)out, x->pregelu + row0 * (size_t)x->K, n * (size_t)x->K,
-                         s);
+        const floatX* pregelu = x->pregelu + row0 * (size_t)x->K;
+        fo_matmul_gelu_dgrad((floatX*)out, dout, x->weight, pregelu, n, x->K, x->OC, s);
+    } else {
+        fo_matmul_dgrad(out, dout, x->weight, n, x->K, x->OC, x->type, s);
     }
 }
 

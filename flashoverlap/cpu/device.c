@@ -159,6 +159,10 @@ const char* fo_device_hint(const FoDevice* d) {
     return NULL;
 }
 
+void fo_device_fuse_gelu(FoDevice* d, int on) {
+    (void)d, (void)on;
+}
+
 void fo_device_deterministic(FoDevice* d, int on) {
     (void)d;
     (void)on;

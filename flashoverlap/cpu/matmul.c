@@ -507,6 +507,12 @@ void fo_matmul_forward(void* out, const floatX* inp, const floatX* weight, const
     gemm(s, g, "matmul_forward");
 }
 
+void fo_matmul_gelu_forward(floatX* out, floatX* gelu, const floatX* inp, const floatX* weight,
+                            const floatX* bias, size_t n, int K, int OC, FoStream* s) {
+    fo_matmul_forward(out, inp, weight, bias, n, K, OC, FO_FLOATX, s);
+    fo_gelu_forward(gelu, out, n * (size_t)OC, s);
+}
+
 void fo_matmul_forward_add(float* out, const floatX* inp, const floatX* weight, size_t n, int K, int OC,
                            FoStream* s) {
     Gemm g = forward_gemm(out, inp, weight, n, K, OC, FO_FP32);
@@ -517,6 +523,12 @@ void fo_matmul_forward_add(float* out, const floatX* inp, const floatX* weight, 
 void fo_matmul_dgrad(void* dinp, const floatX* dout, const floatX* weight, size_t n, int K, int OC,
                      FoDtype out_type, FoStream* s) {
     gemm(s, dgrad_gemm(dinp, dout, weight, n, K, OC, out_type), "matmul_dgrad");
+}
+
+void fo_matmul_gelu_dgrad(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pregelu,
+                          size_t n, int K, int OC, FoStream* s) {
+    fo_matmul_dgrad(dinp, dout, weight, n, K, OC, FO_FLOATX, s);
+    fo_gelu_backward(dinp, dinp, pregelu, n * (size_t)K, s);
 }
 
 void fo_matmul_dgrad_add(float* dinp, const floatX* dout, const floatX* weight, size_t n, int K, int OC,

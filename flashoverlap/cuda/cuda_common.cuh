@@ -30,6 +30,7 @@ struct FoDevice {
     int shared_nbytes; // dynamic shared memory that a block may have
     int reserved_sms;  // held free of GEMMs that run under an exchange, by a transport that needs SMs
     int own_attention; // cuDNN is not asked
+    int fuse_gelu;     // into GEMMs
     int deterministic; // attention's gradients have the same bits each time
     size_t nbytes, peak_nbytes;
     char name[192], hint[192];
