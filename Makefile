@@ -64,7 +64,7 @@ GENCODE  := $(foreach sm,$(SMS),-gencode arch=compute_$(sm)$(comma)code=sm_$(sm)
 override CPPFLAGS := -I. -D_GNU_SOURCE -DFO_PRECISION_$(PRECISION) -DFO_MPI=$(MPI) -DFO_ONEDNN=$(DNN) -DFO_OPENMP=$(OMP) \
                      -DFO_DEVICE_CPU=$(if $(filter cpu,$(DEVICE)),1,0) -MMD -MP $(MPIFLAGS) $(CPPFLAGS)
 CUDA_CPPFLAGS := $(if $(filter emu,$(DEVICE)),-DFO_EMU=1 -Idev/emu/include) -DFO_CUDNN=$(FO_CUDNN) -DFO_NCCL=$(FO_NCCL) $(CUDA_FLAGS)
-CXXFLAGS_EMU  := -std=c++17 $(OPT) -g -fno-strict-aliasing -Wall -Wextra -Werror -pthread $(SANFLAGS)
+CXXFLAGS_EMU  := -std=c++17 $(OPT) -g -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread $(SANFLAGS)
 NVCCFLAGS     := -std=c++17 -O3 -lineinfo $(GENCODE) -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-pthread
 override CFLAGS   := -std=c11 $(OPT) -g -Wall -Wextra -Werror -pthread $(SANFLAGS) $(if $(filter 1,$(OMP)),-fopenmp) $(CFLAGS)
 LIBS := $(if $(filter 1,$(DNN)),-ldnnl) $(if $(filter cuda,$(DEVICE)),$(CUDA_LIBS)) $(MPILIBS) $(if $(filter cpu,$(DEVICE)),,-ldl) -lm
