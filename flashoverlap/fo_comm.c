@@ -13,28 +13,36 @@
  * comes before it.
  */
 static const struct {
-    const char *size, *rank;
-} LAUNCHERS[] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
-                 {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},
-                 {"PMI_SIZE", "PMI_RANK"},
-                 {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}};
+    const char *size, *rank, *local_rank;
+} LAUNCHERS[] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"},
+                 {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"},
+                 {"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"},
+                 {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"}};
 
-// processes launched, and which of them this is
-static int launched(int* rank) {
+// processes launched, which of them this is, and which of those on this machine (-1: unknown)
+static int launched(int* rank, int* local_rank) {
     for (size_t i = 0; i < sizeof LAUNCHERS / sizeof *LAUNCHERS; i++) {
         const char *n = getenv(LAUNCHERS[i].size), *r = getenv(LAUNCHERS[i].rank);
+        const char* local = getenv(LAUNCHERS[i].local_rank);
         if (n && atoi(n) > 0) {
             *rank = r ? atoi(r) : 0;
+            *local_rank = local ? atoi(local) : -1;
             return atoi(n);
         }
     }
     *rank = 0;
+    *local_rank = -1;
     return 1;
 }
 
 int fo_ranks_launched(void) {
-    int rank;
-    return launched(&rank);
+    int rank, local_rank;
+    return launched(&rank, &local_rank);
+}
+
+int fo__local_rank(int rank) {
+    int any, local_rank, n = launched(&any, &local_rank);
+    return n > 1 && local_rank >= 0 ? local_rank : rank;
 }
 
 static FoGroup* group_new(void) {
@@ -135,7 +143,7 @@ static void run_process(int P, int n, int rank, FoRankBody body, void* arg) {
 }
 
 void fo_ranks_run(int P, FoRankBody body, void* arg) {
-    int rank, n = launched(&rank);
+    int rank, local_rank, n = launched(&rank, &local_rank);
     if (n > FO_MAX_RANKS) {
         char message[80];
         snprintf(message, sizeof message, "%d processes were started; %d at most can be ranks", n,
@@ -230,12 +238,29 @@ double fo__patience_s(const FoBatch* b) {
     return b->patience_s + (g->emulated ? g->size * link_s : 0.0);
 }
 
-void fo__die_waiting(const FoBatch* b, double waited_s, int peer, int sends, size_t nbytes) {
-    char step[32] = "";
+// adds to text what is still awaited of one message; *n: how many have been
+static void add_awaited(char text[256], int* n, const char* what, int rank, size_t nbytes) {
+    size_t at = strlen(text);
+    if ((*n)++ < 4) {
+        snprintf(text + at, 256 - at, "%srank %d to %s %zu bytes", *n > 1 ? ", " : "", rank, what, nbytes);
+    }
+}
+
+void fo__die_waiting(const FoBatch* b, double waited_s, unsigned sends, unsigned recvs) {
+    char step[32] = "", awaited[256] = "", more[32] = "";
+    int n = 0;
     if (b->step >= 0) { snprintf(step, sizeof step, " (step %d)", b->step); }
-    fo_die(__FILE__, __LINE__, __func__, "%s%swaited %.1f s for rank %d to %s %zu bytes%s",
-           b->what ? b->what : "", b->what ? ": " : "", waited_s, b->group->world_ranks[peer],
-           sends ? "send" : "receive", nbytes, step);
+    for (int i = 0; i < b->nrecvs; i++) {
+        const FoRecv* r = &b->recvs[i];
+        if (recvs >> i & 1u) { add_awaited(awaited, &n, "send", b->group->world_ranks[r->from], r->nbytes); }
+    }
+    for (int i = 0; i < b->nsends; i++) {
+        const FoSend* m = &b->sends[i];
+        if (sends >> i & 1u) { add_awaited(awaited, &n, "receive", b->group->world_ranks[m->to], m->nbytes); }
+    }
+    if (n > 4) { snprintf(more, sizeof more, " and %d more", n - 4); }
+    fo_die(__FILE__, __LINE__, __func__, "%s%swaited %.1f s for %s%s%s", b->what ? b->what : "",
+           b->what ? ": " : "", waited_s, awaited, more, step);
 }
 
 // ---- exchanges --------------------------------------------------------------------------------------------

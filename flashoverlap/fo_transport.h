@@ -27,6 +27,7 @@ typedef struct FoBatch FoBatch;
 typedef struct {
     const char* name;
     // carries out b; cpu: called by a stream's thread, at its turn; cuda: by the host's thread, which queues
+    // it, and hands b over
     void (*exchange)(FoBatch* b);
     void (*barrier)(FoGroup* g);
     // fills in rank, size, nlocal, world_ranks, transport and what is the transport's own of a group split
@@ -87,7 +88,7 @@ struct FoGroup {
 };
 
 // ---- of a device ------------------------------------------------------------------------------------------
-// queues b, which it owns from here on
+// queues b, which it owns from here on (malloc)
 void fo__exchange(FoBatch* b);
 // P groups of one world, one for each thread that is a rank; each is closed by its transport
 void fo__local_open(FoGroup* groups[], int P);
@@ -98,9 +99,11 @@ void fo__process_open(FoGroup* g);
 // how long b's group may wait for a peer: its patience, and what an emulated link may take for all that peers
 // have to do
 double fo__patience_s(const FoBatch* b);
-// dies: for so long `peer` of b's group has not done its part of a message of nbytes
-void fo__die_waiting(const FoBatch* b, double waited_s, int peer, int sends, size_t nbytes)
+// dies: for so long the peers of these messages have not done their part; bits of b->sends and b->recvs
+void fo__die_waiting(const FoBatch* b, double waited_s, unsigned sends, unsigned recvs)
     __attribute__((noreturn));
+// which of the ranks on this machine a rank of the world is
+int fo__local_rank(int rank);
 // a user's error that all processes find: the first prints and ends them, the others wait for that
 void fo__quit_first(int rank, const char* message) __attribute__((noreturn));
 

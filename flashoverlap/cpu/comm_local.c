@@ -44,7 +44,7 @@ static FoRecv* take_receive(const FoBatch* b, const FoSend* m) {
     pthread_mutex_lock(&box->mutex);
     while (!box->first) {
         int in_time = fo__cond_wait(&box->changed, &box->mutex, &left);
-        if (!in_time && !box->first) { fo__die_waiting(b, patience, m->to, 0, m->nbytes); }
+        if (!in_time && !box->first) { fo__die_waiting(b, patience, 1u << (m - b->sends), 0); }
     }
     FoRecv* r = box->first;
     box->first = r->next;
@@ -94,7 +94,7 @@ static void await_receive(FoBatch* b, FoRecv* r) {
     pthread_mutex_lock(&box->mutex);
     while (!r->done) {
         int in_time = fo__cond_wait(&box->changed, &box->mutex, &left);
-        if (!in_time && !r->done) { fo__die_waiting(b, patience, r->from, 1, r->nbytes); }
+        if (!in_time && !r->done) { fo__die_waiting(b, patience, 0, 1u << (r - b->recvs)); }
     }
     pthread_mutex_unlock(&box->mutex);
     b->due = fo__later(b->due, r->due);

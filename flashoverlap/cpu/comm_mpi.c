@@ -141,15 +141,13 @@ static void send_done(Progress* x, int which) {
 }
 
 // ---- progress ---------------------------------------------------------------------------------------------
-static _Noreturn void die_of_silence(Progress* x, double patience) {
+static _Noreturn void die_of_silence(const Progress* x, double patience) {
+    unsigned recvs = 0;
     for (int i = 0; i < x->b->nrecvs; i++) {
-        FoRecv* r = &x->b->recvs[i];
-        if (!x->in[i].has_header || x->in[i].offset < r->nbytes) {
-            fo__die_waiting(x->b, patience, r->from, 1, r->nbytes);
-        }
+        int received = x->in[i].has_header && x->in[i].offset == x->b->recvs[i].nbytes;
+        recvs |= (unsigned)!received << i;
     }
-    const FoSend* m = &x->b->sends[x->nsent];
-    fo__die_waiting(x->b, patience, m->to, 0, m->nbytes);
+    fo__die_waiting(x->b, patience, x->nsent < x->b->nsends ? 1u << x->nsent : 0, recvs);
 }
 
 // starts what can start and takes in what is done; returns how many things that was
