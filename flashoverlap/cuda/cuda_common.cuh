@@ -114,6 +114,13 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     CUDA(cudaLaunchKernelEx(&c, kernel, static_cast<P>(args)...));
 }
 
+// a struct among a kernel's arguments that is indexed at run time: read where it lies, not copied for each thread
+#ifdef FO_EMU
+#define GRID_CONSTANT const
+#else
+#define GRID_CONSTANT const __grid_constant__
+#endif
+
 #ifdef FO_EMU
 #define DYNAMIC_SHARED(type, name) type* name = (type*)fo_emu_dynamic_shared()
 #else
@@ -138,8 +145,8 @@ template <> __device__ inline FoBf16 from_float<FoBf16>(float f) { // to nearest
     return b;
 }
 
-// N elements that are loaded and stored at once, at most 16 bytes
-template <class T, int N> struct alignas(N * sizeof(T)) Vec { T v[N]; };
+// N elements that are loaded and stored at once, in pieces of 16 bytes if they are more
+template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vec { T v[N]; };
 template <class T, int N> static __device__ inline Vec<T, N> load(const T* p) {
     return *reinterpret_cast<const Vec<T, N>*>(p);
 }
