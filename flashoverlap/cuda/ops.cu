@@ -514,10 +514,10 @@ void fo_layernorm_backward(floatX* dinp, float* dweight, float* dbias, const flo
     if (n == 0) { return; }
     const size_t nvecs = cdiv(C, VEC);
     const int whole = whole_rows(C, dinp, dout, inp, weight), wide = nvecs > BACK_MOST;
-    const unsigned threads = wide ? THREADS : threads_for(nvecs, BACK_MOST);
+    const unsigned threads = wide ? (unsigned)THREADS : threads_for(nvecs, BACK_MOST);
     const size_t most = (size_t)s->device->nsm * (BACK_RESIDENT / threads); // all blocks run at once
     size_t rows = cdiv(n, most);
-    rows = rows < BACK_MIN_ROWS ? BACK_MIN_ROWS : rows;
+    rows = rows < (size_t)BACK_MIN_ROWS ? (size_t)BACK_MIN_ROWS : rows;
     const unsigned nblocks = cdiv(n, rows);
     float* parts = (float*)fo__scratch(s, (size_t)nblocks * 2 * C * sizeof(float));
     launch(wide ? whole ? layernorm_backward_wide_kernel<true> : layernorm_backward_wide_kernel<false>
