@@ -292,9 +292,7 @@ static void learn_body(FoGroup* world, void* arg) {
     open_model(c, &g, world);
     for (int i = 1; i <= 60; i++) {
         gpt_batch(&g, c->ref.x, c->ref.y, c->ref.B, c->ref.T);
-        gpt_forward(&g);
-        gpt_head(&g, scale, 0);
-        gpt_backward(&g, 0);
+        gpt_micro(&g, scale, 0);
         double loss = gpt_loss(&g);
         Scalars sum = gpt_reduce(&g, 0.0, 0.0, 0.0);
         float norm = (float)sqrt(sum.square_sum);
