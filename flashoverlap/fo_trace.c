@@ -21,7 +21,8 @@ typedef struct {
 } Text;
 
 struct FoTrace {
-    FoGroup* world;
+    FoGroup*
+        group; // of all ranks, apart from the world: what is told for the timeline is not part of the run
     FoDevice* device;
     FoTraceRow rows[MAX_ROWS];
     int nrows;
@@ -42,27 +43,27 @@ static void sync_rows(const FoTrace* t) {
 static void tell(FoTrace* t, int to, const void* host, size_t nbytes) {
     FoStream* s = t->rows[0].stream;
     fo_upload(t->block, host, nbytes, s);
-    fo_comm_begin(t->world, s);
-    fo_send(t->world, t->block, nbytes, to);
-    fo_comm_end(t->world);
+    fo_comm_begin(t->group, s);
+    fo_send(t->group, t->block, nbytes, to);
+    fo_comm_end(t->group);
     fo_stream_sync(s);
 }
 
 static void hear(FoTrace* t, int from, void* host, size_t nbytes) {
     FoStream* s = t->rows[0].stream;
-    fo_comm_begin(t->world, s);
-    fo_recv(t->world, t->block, nbytes, from);
-    fo_comm_end(t->world);
+    fo_comm_begin(t->group, s);
+    fo_recv(t->group, t->block, nbytes, from);
+    fo_comm_end(t->group);
     fo_download(host, t->block, nbytes, s);
     fo_stream_sync(s);
 }
 
 // every rank's numbers, n each
 static void gather(FoTrace* t, const double* own, double* all, size_t n) {
-    const size_t nbytes = n * sizeof *own, P = (size_t)fo_group_size(t->world);
+    const size_t nbytes = n * sizeof *own, P = (size_t)fo_group_size(t->group);
     FoStream* s = t->rows[0].stream;
-    fo_upload(t->block + (size_t)fo_group_rank(t->world) * nbytes, own, nbytes, s);
-    fo_allgather(t->world, t->block, nbytes, s);
+    fo_upload(t->block + (size_t)fo_group_rank(t->group) * nbytes, own, nbytes, s);
+    fo_allgather(t->group, t->block, nbytes, s);
     fo_download(all, t->block, P * nbytes, s);
     fo_stream_sync(s);
 }
@@ -70,7 +71,7 @@ static void gather(FoTrace* t, const double* own, double* all, size_t n) {
 // Rank 0 asks rank p for its time again and again: of the quickest answer the time is taken to be that of its
 // middle.
 static void compare_clocks(FoTrace* t, int p) {
-    const int r = fo_group_rank(t->world);
+    const int r = fo_group_rank(t->group);
     double best[2] = {0.0, 1e30}, ask = 0.0, theirs; // offset, accuracy
     for (int i = 0; i < PINGS && (r == 0 || r == p); i++) {
         if (r == p) {
@@ -100,9 +101,11 @@ FoTrace* fo_trace_start(FoGroup* world, const FoTraceRow rows[], int nrows) {
     fo_require(t != NULL, "out of memory");
     fo_require(nrows >= 1 && nrows <= MAX_ROWS, "a timeline of %d streams, can be 1 to %d", nrows, MAX_ROWS);
     memcpy(t->rows, rows, (size_t)nrows * sizeof *rows);
-    t->world = world, t->nrows = nrows, t->device = fo_stream_device(rows[0].stream);
+    t->nrows = nrows, t->device = fo_stream_device(rows[0].stream);
     t->block = (char*)fo_malloc(t->device, BLOCK_NBYTES);
     sync_rows(t);
+    t->group = fo_group_split(world, 0);
+    fo_group_link(t->group, 0.0, 0.0);
     for (int p = 1; p < fo_group_size(world) && fo_group_nlocal(world) < fo_group_size(world); p++) {
         compare_clocks(t, p);
     }
@@ -145,7 +148,7 @@ static void add(Text* x, const char* fmt, ...) {
 
 // events stand one a line, and follow each other
 static void begin_event(Text* x, const FoTrace* t, const char* ph, int row) {
-    const int r = fo_group_rank(t->world);
+    const int r = fo_group_rank(t->group);
     add(x, "%s{\"ph\":\"%s\",\"pid\":%d,\"tid\":%d", r == 0 && x->nbytes == 0 ? "" : ",\n", ph, r, row);
 }
 
@@ -218,7 +221,7 @@ static void add_rank(Text* x, const FoTrace* t, const char* process, double zero
     begin_event(x, t, "M", 0);
     add(x, ",\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", process);
     begin_event(x, t, "M", 0);
-    add(x, ",\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}", fo_group_rank(t->world));
+    add(x, ",\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}", fo_group_rank(t->group));
     if (t->nmarks > 0) { add_row_name(x, t, 0, "steps"); }
     for (int i = 0; i < t->nmarks; i++) {
         begin_event(x, t, "X", 0);
@@ -278,7 +281,7 @@ static int write_all(FoTrace* t, const Text* own, const double* nbytes, double a
                        "\"traceEvents\":[\n",
                        1e6 * accuracy_s) > 0;
     ok = ok && fwrite(own->at, 1, own->nbytes, f) == own->nbytes;
-    for (int p = 1; p < fo_group_size(t->world); p++) {
+    for (int p = 1; p < fo_group_size(t->group); p++) {
         for (size_t left = (size_t)nbytes[p]; left > 0;) {
             const size_t n = left < BLOCK_NBYTES ? left : BLOCK_NBYTES;
             hear(t, p, block, n);
@@ -297,13 +300,12 @@ static int write_all(FoTrace* t, const Text* own, const double* nbytes, double a
 
 int fo_trace_end(FoTrace* t, const char* process, const char* path, double* accuracy_s,
                  char err[FO_TRACE_ERR]) {
-    const int P = fo_group_size(t->world), r = fo_group_rank(t->world);
+    const int P = fo_group_size(t->group), r = fo_group_rank(t->group);
     double all[2 * FO_MAX_RANKS], nbytes[FO_MAX_RANKS], zero_s = 1e30, apart = 0.0;
     Text text = {NULL, 0, 0};
     int rc = 0;
     sync_rows(t);
     fo_device_trace(t->device, 0);
-    fo_group_barrier(t->world);
     double own[2] = {t->start_s - t->offset_s, t->accuracy_s};
     gather(t, own, all, 2);
     for (int p = 0; p < P; p++) {
@@ -322,6 +324,7 @@ int fo_trace_end(FoTrace* t, const char* process, const char* path, double* accu
         }
     }
     if (accuracy_s) { *accuracy_s = apart; }
+    fo_group_free(t->group);
     fo_free(t->device, t->block);
     free(text.at);
     free(t->marks);

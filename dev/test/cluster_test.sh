@@ -192,6 +192,32 @@ same 4 --dp 2 --tp 2
 begin "${cluster[@]}" run -np 4 "${train[@]}" -x 3 --dp 2 --tp 2 --link 1,1; await 30
 check "two ranks a host: $(cat "$tmp/err")" grep -q "here are 2 of 4" "$tmp/err"
 
+# a timeline of hosts whose clocks are 7 s apart: the ranks' steps begin together
+cat >"$tmp/skew.c" <<'END'
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t clock, struct timespec* t) {
+    const char* rank = getenv("OMPI_COMM_WORLD_RANK");
+    int rc = (int)syscall(SYS_clock_gettime, clock, t);
+    if (clock == CLOCK_MONOTONIC && rank && *rank == '1') { t->tv_sec += 7; }
+    return rc;
+}
+END
+cc -D_GNU_SOURCE -shared -fPIC "$tmp/skew.c" -o "$tmp/skew.so" || bad "no clock of its own"
+# unpaced: who is sleeping until some time has the kernel's clock
+begin "${cluster[@]}" run -np 2 env LD_PRELOAD="$tmp/skew.so" "${train[@]/#1000/0}" -x 2 --tp 2 --trace "$tmp/t.json"
+await 60
+check "the clocks were compared: $(cat "$tmp/out" "$tmp/err")" grep -q "clocks of machines compared to [1-9]" "$tmp/out"
+check "steps of all ranks begin within 50 ms: $(grep '"cat":"step"' "$tmp/t.json")" /usr/bin/python3 -c '
+import json, sys
+timeline = json.load(open(sys.argv[1]))
+starts = [e["ts"] for e in timeline["traceEvents"] if e.get("cat") == "step"]
+sys.exit(len(starts) != 2 or max(starts) - min(starts) > 50e3 or timeline["otherData"]["clocks_apart_us"] > 50e3)
+' "$tmp/t.json"
+
 begin_endless
 check "two ranks on each host" test "$(ranks 0 | wc -w) $(ranks 1 | wc -w)" = "2 2"
 refused 1 "processes run on it" "${cluster[@]}" up 2

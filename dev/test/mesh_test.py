@@ -6,8 +6,8 @@ what the formulas say, to the byte; bad meshes are refused in one line. ONLY=for
 
 import array, os, re, shutil, signal, sys, time
 
-from program import (MPI, PROGRAM, Run, at_once, check, close, data, losses, main, read, refused, same, shard, steps,
-                     succeeds, tmp, train, write)
+from program import (MPI, PROGRAM, Run, at_once, check, close, data, losses, main, read, refused, reported, same, shard,
+                     steps, succeeds, tmp, train, write)
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, "dev")  # program has gone to the root
@@ -292,17 +292,6 @@ class Formulas:
         wanted = [{id for id in rows[q // up][q % up * Nt:(q % up + 1) * Nt] if first <= id - v0 < end}
                   for q in range(R) if q != p]
         self.add("D3 rows", sum(len(x) for x in wanted) * C * 2 if zero else 0)
-
-
-def reported(out):
-    """{operation: [(bytes, messages) of each rank]} of --comm-report."""
-    table = {}
-    for line in out[out.index("sent in step"):].splitlines()[1:]:
-        words = re.match(r"(\S.*?) +(tp|up|dp\*up|dp|world|all) +([\d ]+)$", line)
-        if words:
-            numbers = [int(x) for x in words.group(3).split()]
-            table[words.group(1)] = list(zip(numbers[::2], numbers[1::2]))
-    return table
 
 
 def test_formulas():

@@ -130,6 +130,17 @@ def at_once(*jobs):
         job.result()
 
 
+def reported(out):
+    """{operation: [(bytes, messages) of each rank]} of --comm-report."""
+    table = {}
+    for line in out[out.index("sent in step"):].splitlines()[1:]:
+        words = re.match(r"(\S.*?) +(tp|up|dp\*up|dp|world|all) +([\d ]+)$", line)
+        if words:
+            numbers = [int(x) for x in words.group(3).split()]
+            table[words.group(1)] = list(zip(numbers[::2], numbers[1::2]))
+    return table
+
+
 def steps(folder):
     return [int(f[5:]) for f in sorted(os.listdir(f"{tmp}/{folder}")) if f.startswith("DONE_")]
 

@@ -4,6 +4,7 @@
 #include "dev/test/check.h"
 #include "train/checkpoint.h"
 #include "train/options.h"
+#include <limits.h>
 #include <stdlib.h>
 
 #define CHECK_HAS(text, part)                                                                \
@@ -208,6 +209,14 @@ static void test_options_good(void) {
             }
         }
     }
+    CHECK_AT("--trace");
+    CHECK(parse_line(&o, "", err) == 0 && o.trace[0] == 0 && o.trace_steps.first == 0);
+    CHECK(parse_line(&o, "--trace t.json", err) == 0 && strcmp(o.trace, "t.json") == 0);
+    CHECK(o.trace_steps.first == 0 && o.trace_steps.last == 0);
+    CHECK(parse_line(&o, "--trace=t --trace-steps=3-2147483647", err) == 0);
+    CHECK(o.trace_steps.first == 3 && o.trace_steps.last == INT_MAX);
+    CHECK(parse_line(&o, "--trace t --trace-steps 7-7", err) == 0 && o.trace_steps.first == 7);
+    CHECK(parse_line(&o, "--trace t --trace-steps second", err) == 0 && o.trace_steps.last == 0);
     CHECK_AT("several");
     CHECK(parse_line(&o, "-b 2 -t 64 --overlap=flash:3 --dry-run --prompt '' -x -1 -x1", err) == -1);
     CHECK(parse_line(&o, "-b 2 -t 64 --overlap=flash:3 --dry-run --prompt= -x -1", err) == 0);
@@ -307,6 +316,17 @@ static const char* const bad_lines[][3] = {
     {"--dry-run --world 8 --dp 3 --up 2", "make 6 ranks", "not --world 8"},
     {"--dry-run --world 1000 --up 3 --tp 2", "1000 ranks, which --up 3 * --tp 2 = 6", "want 996"},
     {"-b 2 -t 8 --dp 2 -d 16", "--total-batch 16", "= 32 tokens; want 32"},
+    {"--trace ''", "--trace ''", "want FILE"},
+    {"--trace-steps 2-3", "--trace-steps 2-3 needs a file", "--trace FILE"},
+    {"--trace t --generate", "--trace is of training", "--generate"},
+    {"--trace t --trace-steps 0-3", "--trace-steps '0-3'", "3-5"},
+    {"--trace t --trace-steps 3-2", "--trace-steps '3-2'", "from 1 on"},
+    {"--trace t --trace-steps 3", "--trace-steps '3'", "3-5"},
+    {"--trace t --trace-steps -3", "--trace-steps '-3'", "3-5"},
+    {"--trace t --trace-steps 3-", "--trace-steps '3-'", "3-5"},
+    {"--trace t --trace-steps 3-4-5", "--trace-steps '3-4-5'", "3-5"},
+    {"--trace t --trace-steps 1-2147483648", "--trace-steps '1-2147483648'", "3-5"},
+    {"--trace t --trace-steps 9999999999999999-2", "--trace-steps '9999999999999999-2'", "3-5"},
     {"--prompt a --prompt-file b", "--prompt and --prompt-file", "want one"},
     {"-w 1", "-w is an option of llm.c", "--help"},
     {"-ge 1", "-ge is an option of llm.c", "--help"},

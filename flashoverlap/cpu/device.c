@@ -253,10 +253,12 @@ int fo__op_times(const FoStream* s, FoOpTime times[FO_MAX_OP_NAMES]) {
     return s->ntimes;
 }
 
-// real time, but of a paced stream its clock: there waits have been counted
-static void keep_span(FoStream* s, const Slot* op, double begin, double start) {
-    const int paced = s->device->pace_tflops > 0.0;
-    const double from = paced ? begin : start, end = paced ? s->clock : fo_now();
+// from, begin, start: when it could have begun on the stream's clock, when it did so there, and in real time
+static void keep_span(FoStream* s, const Slot* op, double from, double begin, double start) {
+    // a paced stream lives on its clock, on which waits have been counted, too; an emulated link does, as well
+    const int paced = s->device->pace_tflops > 0.0, exchange = (op->messages.to | op->messages.from) != 0;
+    const double end = paced ? s->clock : fo_now();
+    from = !paced ? start : exchange && s->clock_is_set ? from : begin;
     if (s->nspans == s->span_room) {
         s->span_room = s->span_room ? 2 * s->span_room : 1024;
         s->spans = realloc(s->spans, (size_t)s->span_room * sizeof *s->spans);
@@ -283,7 +285,7 @@ int fo_stream_spans(FoStream* s, FoSpan spans[], int max) {
 static void run_op(FoStream* s, Slot* op) {
     double start = fo_now();
     s->clock = later(s->clock, op->queued); // a stream that had nothing to do saved no time by it
-    double begin = on_time(s, s->clock, start);
+    double from = s->clock, begin = on_time(s, from, start);
     s->paced_flops = 0.0;
     s->clock_is_set = 0;
     s->span_kind = FO_SPAN_OPERATION;
@@ -296,7 +298,7 @@ static void run_op(FoStream* s, Slot* op) {
         s->clock = begin + (nominal > seconds ? nominal : seconds);
         if (nominal > 0.0) { fo__sleep_until(s->clock); }
     }
-    if (s->device->tracing && s->span_kind >= 0) { keep_span(s, op, begin, start); }
+    if (s->device->tracing && s->span_kind >= 0) { keep_span(s, op, from, begin, start); }
 }
 
 static void* stream_main(void* arg) {
