@@ -11,8 +11,10 @@
 namespace emu {
 namespace {
 struct Node {
-    Op* op;
-    int lane; // which of the capture's streams
+    Op* op;                      // or, for an event that is recorded for, or was recorded, outside: NULL,
+    CUevent_st* event = nullptr; // the event,
+    bool record = false;         // and which of the two
+    int lane = 0;                // which of the capture's streams
     std::vector<int> after;
 };
 
@@ -23,7 +25,6 @@ struct Nodes {
     bool instantiated = false;
     ~Nodes() {
         for (Node& n : nodes) {
-            forget(n.op);
             delete n.op;
         }
     }
@@ -44,44 +45,34 @@ namespace {
 // one run of a node: it belongs to the graph, which outlives the run
 struct NodeOp : Op {
     Op* op;
-    void queued() override {
+    void queued() override { op->queued(); }
+    void start() override {
         op->stream = stream;
-        op->queued();
-    }
-    void start() override { op->start(); }
-    bool poll() override { return op->poll(); }
-};
-
-// records an event for those outside of the graph
-struct ExternalRecordOp : Op {
-    CUevent_st* event;
-    std::shared_ptr<Record> record;
-    void queued() override { // under lock, just before it is put on the stream
-        record = std::make_shared<Record>();
-        record->stream = stream;
-        record->place = stream->npushed + 1;
-        event->record = record;
-        event->captured = false;
+        op->start();
     }
     bool poll() override {
-        record->ms = now_ms();
-        release(record.get());
-        record->done = true;
-        return true;
+        bool done = op->poll();
+        what = op->what; // it may say more by now
+        return done;
     }
 };
 
-// waits for the recording that an event has when the graph is launched
-struct ExternalWaitOp : Op {
-    CUevent_st* event;
-    std::shared_ptr<Record> record;
-    void queued() override { record = event->record; }
-    bool poll() override {
-        if (record && !record->done) { return false; }
-        if (record) { acquire(record.get()); }
-        return true;
+// under lock: one run of the node
+void push_node(CUstream_st* lane, const Node& node) {
+    if (!node.op && node.record) {
+        node.event->record = push_record(lane);
+        node.event->captured = false;
+    } else if (!node.op) {
+        if (node.event->record) {
+            push_wait(lane, node.event->record);
+        } // the recording as it is at the launch
+    } else {
+        NodeOp* op = new NodeOp();
+        op->what = node.op->what;
+        op->op = node.op;
+        push(lane, op);
     }
-};
+}
 
 Capture* find_capture(unsigned long id) {
     for (Capture* c : runtime().captures) {
@@ -110,6 +101,15 @@ bool covered(const Nodes& nodes, const std::vector<int>& these, const std::vecto
     return std::all_of(these.begin(), these.end(), [&before](int n) { return before[(size_t)n]; });
 }
 
+// appends the node to the stream's; under lock
+void add_node(CUstream_st* s, Node node) {
+    Capture* c = s->capture;
+    node.lane = (int)(std::find(c->streams.begin(), c->streams.end(), s) - c->streams.begin());
+    node.after = s->tail;
+    c->nodes->nodes.push_back(node);
+    s->tail = {(int)c->nodes->nodes.size() - 1};
+}
+
 cudaError_t fail_capture(Capture* c, cudaError_t e) {
     c->failed = true;
     return e;
@@ -133,14 +133,11 @@ cudaError_t refuse_in_capture_of(CUstream_st* s) {
 }
 
 cudaError_t capture_op(CUstream_st* s, Op* op) {
-    Capture* c = s->capture;
-    if (c->failed) {
+    if (s->capture->failed) {
         delete op;
         return fail(cudaErrorStreamCaptureInvalidated);
     }
-    int lane = (int)(std::find(c->streams.begin(), c->streams.end(), s) - c->streams.begin());
-    c->nodes->nodes.push_back(Node{op, lane, s->tail});
-    s->tail = {(int)c->nodes->nodes.size() - 1};
+    add_node(s, Node{op, nullptr, false, 0, {}});
     return cudaSuccess;
 }
 
@@ -148,10 +145,8 @@ cudaError_t capture_record(CUevent_st* e, CUstream_st* s, bool external) {
     Capture* c = s->capture;
     if (c->failed) { return fail(cudaErrorStreamCaptureInvalidated); }
     if (external) {
-        ExternalRecordOp* op = new ExternalRecordOp();
-        op->what = "event record";
-        op->event = e;
-        return capture_op(s, op);
+        add_node(s, Node{nullptr, e, true, 0, {}});
+        return cudaSuccess;
     }
     e->captured = true;
     e->capture_id = c->id;
@@ -163,10 +158,8 @@ cudaError_t capture_record(CUevent_st* e, CUstream_st* s, bool external) {
 cudaError_t capture_wait(CUstream_st* s, CUevent_st* e, bool external) {
     if (s->capture && s->capture->failed) { return fail(cudaErrorStreamCaptureInvalidated); }
     if (s->capture && external) {
-        ExternalWaitOp* op = new ExternalWaitOp();
-        op->what = "event wait";
-        op->event = e;
-        return capture_op(s, op);
+        add_node(s, Node{nullptr, e, false, 0, {}});
+        return cudaSuccess;
     }
     Capture* c = e->captured ? find_capture(e->capture_id) : nullptr;
     if (!c) { // the event was recorded outside, or in a capture that has ended
@@ -309,10 +302,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
         for (int before : nodes[i].after) {
             if (nodes[(size_t)before].lane != nodes[i].lane) { push_wait(lane, ends[(size_t)before]); }
         }
-        NodeOp* op = new NodeOp();
-        op->what = nodes[i].op->what;
-        op->op = nodes[i].op;
-        push(lane, op);
+        push_node(lane, nodes[i]);
         if (awaited[i]) { ends[i] = push_record(lane); }
     }
     exec->last.clear();

@@ -366,7 +366,7 @@ void report_stall(Runtime& rt) {
             text += "; " + s->name + " of device " + std::to_string(s->device) + ": " + s->first->what;
         }
     }
-    die("stall: a host thread waits, and nothing has got on for %.0f s%s", rt.stall_ms / 1e3, text.c_str());
+    die("stall: a host thread waits, and nothing has got on for %g s%s", rt.stall_ms / 1e3, text.c_str());
 }
 
 bool any_busy(Runtime& rt) {

@@ -6,12 +6,14 @@
  */
 #ifndef EMU_STREAM_H
 #define EMU_STREAM_H
+#include "dev/emu/emu.h"
 #include <cuda_runtime.h>
 
 namespace emu {
 /* Op -- one operation on a stream. In a captured graph the same object runs again and again.
  *
- * queued   by the host thread that queues it (or launches its graph), once a run, in the order of the queue
+ * queued   by the host thread that queues it (or launches its graph), once a run, in the order of the queue.
+ *          A graph may be launched again before its last run: then several calls come before the first start
  * start    by the device thread once a run, when all before it on the stream is done
  * poll     by the device thread after start, until it says true: done. Must not wait for anything itself. A
  *          kernel, a copy, a GEMM does all of its work in one poll
@@ -19,7 +21,7 @@ namespace emu {
 struct Op {
     Op* next = nullptr;            // on the stream
     const char* what = "";         // for messages and the checker: text that stays valid (see intern)
-    cudaStream_t stream = nullptr; // that it runs on
+    cudaStream_t stream = nullptr; // that it runs on, from start to the end
     unsigned long turn = 0;        // its place in the order of all that was pushed
     virtual void queued() {}
     virtual void start() {}
@@ -55,7 +57,4 @@ enum Counter {
 };
 void count(Counter what);
 } // namespace emu
-
-// calls so far of: "malloc", "event_create", "stream_sync", "device_sync", "heuristic", "launch"
-extern "C" long fo_emu_count(const char* what);
 #endif
