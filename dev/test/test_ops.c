@@ -1,8 +1,9 @@
 /* test_ops.c -- every operation of fo_ops.h but matmul and attention, against the oracle (ref.h).
  *
- * All of it runs with 1, 2 and 3 threads and every output is recorded: the later runs must give the same bits
- * as the first. Inputs are rounded to the type of the array first, so the oracle sees what the operation
- * sees.
+ * All of it runs three times and every output is recorded: the later runs must give the same bits as the
+ * first. On the cpu they have 1, 2 and 3 threads; in the second no array is aligned to more than an element,
+ * which may cost time but change nothing. Inputs are rounded to the type of the array first, so the oracle
+ * sees what the operation sees. Around each array are bytes that nothing may write.
  *
  * Tolerances: U = 2^-24 is half a unit in the last place of fp32, relative. Each fp32 operation errs by at
  * most that, so an output that k operations lead to may be off by k * U, in the relative 2-norm. Each test
@@ -11,13 +12,16 @@
 #include "dev/test/check.h"
 #include "dev/test/ref.h"
 #include "flashoverlap/fo_ops.h"
-#if FO_OPENMP
+#if FO_DEVICE_CPU && FO_OPENMP
 #include "flashoverlap/cpu/cpu.h" // to choose the number of threads
-enum { MAX_THREADS = 3 };
-#else
-enum { MAX_THREADS = 2 }; // none to choose: the second run must repeat the first
 #endif
 #include <stdlib.h>
+
+enum {
+    RUNS = 3,
+    MARGIN = 64, // bytes before and after an array, a multiple of any alignment
+    MARK = 0xa5, // what they are
+};
 
 static const double U = 0x1p-24;
 
@@ -43,10 +47,13 @@ typedef struct {
     FoDevice* device;
     FoStream* s;
     uint64_t seed;
+    size_t shift;    // elements by which arrays begin later than aligned
     void* host[256]; // to be freed at the end of a test, as are those of dev
-    void* dev[128];
+    unsigned char* dev[128];
+    size_t dev_nbytes[128], dev_first[128]; // of the array; where it begins
     int nhost, ndev;
-    unsigned char* record; // all outputs so far, one after the other
+    unsigned char mark[MARGIN + sizeof(double)]; // what margins are filled with
+    unsigned char* record;                       // all outputs so far, one after the other
     size_t nrecord;
 } Test;
 
@@ -57,19 +64,41 @@ static void* test_host(Test* t, size_t nbytes) {
     return t->host[t->nhost++] = p;
 }
 
-static void* test_dev(Test* t, size_t nbytes) {
-    fo_require(t->ndev < 128, "more than 128 arrays in one test");
-    return t->dev[t->ndev++] = fo_malloc(t->device, nbytes + 1);
+// nbytes of elements, between margins
+static void* test_dev(Test* t, size_t nbytes, size_t elem_nbytes) {
+    const int k = t->ndev++;
+    fo_require(k < 128, "more than 128 arrays in one test");
+    t->dev_nbytes[k] = nbytes;
+    t->dev_first[k] = MARGIN + t->shift * elem_nbytes;
+    t->dev[k] = (unsigned char*)fo_malloc(t->device, t->dev_first[k] + nbytes + MARGIN);
+    fo_upload(t->dev[k], t->mark, t->dev_first[k], t->s);
+    fo_upload(t->dev[k] + t->dev_first[k] + nbytes, t->mark, MARGIN, t->s);
+    return t->dev[k] + t->dev_first[k];
+}
+
+static int is_marked(const unsigned char* p, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; i++) {
+        if (p[i] != MARK) { return 0; }
+    }
+    return 1;
 }
 
 static void test_clear(Test* t) {
+    unsigned char before[MARGIN + sizeof(double)], after[MARGIN];
+    int untouched = 1;
     fo_stream_sync(t->s);
     while (t->nhost > 0) {
         free(t->host[--t->nhost]);
     }
     while (t->ndev > 0) {
-        fo_free(t->device, t->dev[--t->ndev]);
+        const int k = --t->ndev;
+        fo_download(before, t->dev[k], t->dev_first[k], t->s);
+        fo_download(after, t->dev[k] + t->dev_first[k] + t->dev_nbytes[k], MARGIN, t->s);
+        fo_stream_sync(t->s);
+        untouched &= is_marked(before, t->dev_first[k]) && is_marked(after, MARGIN);
+        fo_free(t->device, t->dev[k]);
     }
+    CHECK(untouched); // what lies around the arrays
 }
 
 // the values of ref go to the device, rounded to v's type; ref becomes what they were rounded to
@@ -89,8 +118,9 @@ static void vec_upload(Test* t, Vec* v) {
 }
 
 static Vec vec_of(Test* t, FoDtype type, size_t nelem) {
-    Vec v = {test_dev(t, nelem * fo_dtype_nbytes(type)), (double*)test_host(t, nelem * sizeof(double)),
-             (float*)test_host(t, nelem * sizeof(float)), nelem, type};
+    Vec v = {test_dev(t, nelem * fo_dtype_nbytes(type), fo_dtype_nbytes(type)),
+             (double*)test_host(t, nelem * sizeof(double)), (float*)test_host(t, nelem * sizeof(float)),
+             nelem, type};
     return v;
 }
 
@@ -122,7 +152,7 @@ static Vec vec_copy(Test* t, Vec from) {
 }
 
 static int* ints_upload(Test* t, const int* host, size_t n) {
-    int* dev = (int*)test_dev(t, n * sizeof(int));
+    int* dev = (int*)test_dev(t, n * sizeof(int), sizeof(int));
     fo_upload(dev, host, n * sizeof(int), t->s);
     fo_stream_sync(t->s);
     return dev;
@@ -618,7 +648,7 @@ static void test_adamw(Test* t, size_t nelem, int same) {
 static void test_square_sum(Test* t, size_t nelem) {
     Vec x = vec_random(t, FO_FP32, nelem, 1.0);
     double want = 3.0, got = 3.0;
-    double* out = (double*)test_dev(t, sizeof(double));
+    double* out = (double*)test_dev(t, sizeof(double), sizeof(double));
     fo_upload(out, &got, sizeof got, t->s);
     fo_square_sum(out, (const float*)x.dev, nelem, t->s);
     fo_download(&got, out, sizeof got, t->s);
@@ -634,7 +664,8 @@ static void test_square_sum(Test* t, size_t nelem) {
 static void test_cuts(Test* t, size_t n, size_t cut, int C) {
     size_t nelem = n * (size_t)C, at = cut * (size_t)C;
     Vec inp = layernorm_input(t, n, C), dout = vec_random(t, FO_FLOATX, nelem, 1.0);
-    Vec weight = vec_random(t, FO_FLOATX, (size_t)C, 1.0), dweight = vec_random(t, FO_FP32, (size_t)C, 1.0);
+    Vec weight = vec_random(t, FO_FLOATX, (size_t)C, 1.0);
+    Vec dweight = vec_random(t, FO_FP32, (size_t)C, 1.0), dbias = vec_random(t, FO_FP32, (size_t)C, 1.0);
     int* targets = (int*)test_host(t, n * sizeof(int));
     for (size_t i = 0; i < n; i++) {
         targets[i] = (int)i % C;
@@ -650,12 +681,12 @@ static void test_cuts(Test* t, size_t n, size_t cut, int C) {
             size_t row = half ? cut : 0, rows = k == 0 ? n : half ? n - cut : cut, first = half ? at : 0;
             const floatX* x = (const floatX*)inp.dev + first;
             floatX* dlogits = (floatX*)logits.dev + first;
-            float *mu = (float*)mean.dev + row, *rs = (float*)rstd.dev + row, *dw = (float*)dweight.dev;
+            float *mu = (float*)mean.dev + row, *rs = (float*)rstd.dev + row;
             FoSoftmaxStat* st = (FoSoftmaxStat*)stats.dev + row;
             fo_layernorm_forward((floatX*)norm.dev + first, mu, rs, x, (floatX*)weight.dev,
                                  (floatX*)weight.dev, rows, C, t->s);
-            fo_layernorm_backward((floatX*)dinp.dev + first, dw, dw, (floatX*)dout.dev + first, x,
-                                  (floatX*)weight.dev, mu, rs, rows, C, t->s);
+            fo_layernorm_backward((floatX*)dinp.dev + first, (float*)dweight.dev, (float*)dbias.dev,
+                                  (floatX*)dout.dev + first, x, (floatX*)weight.dev, mu, rs, rows, C, t->s);
             fo_gelu_forward((floatX*)gelu.dev + first, x, rows * (size_t)C, t->s);
             fo_softmax_stats(st, x, dtargets + row, rows, C, C, 0, t->s);
             fo_softmax_loss(mu, dlogits, st, dtargets + row, 1.0f, rows, C, C, 0, 1, t->s);
@@ -669,6 +700,39 @@ static void test_cuts(Test* t, size_t n, size_t cut, int C) {
         CHECK_AT("output %d, %zu of %zu rows first, C=%d", j, cut, n, C);
         CHECK_BITS(out[1][j].got, out[0][j].got, out[0][j].nelem * sizeof(float));
     }
+    test_clear(t);
+}
+
+// ---- nothing ----------------------------------------------------------------------------------------------
+// no rows, no elements: nothing is read or written
+static void test_nothing(Test* t) {
+    const void* parts[1] = {NULL};
+    const float* vectors[1] = {NULL};
+    const FoAdamw a = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 1};
+    FoStream* s = t->s;
+    Vec sums = vec_random(t, FO_FP32, 50, 1.0);
+    double norm = 3.0, got = 0.0;
+    double* out = (double*)test_dev(t, sizeof(double), sizeof(double));
+    fo_upload(out, &norm, sizeof norm, s);
+    fo_gather_rows(NULL, NULL, NULL, 0, 25, s);
+    fo_scatter_add_rows(NULL, NULL, NULL, NULL, NULL, 0, 25, s);
+    fo_encoder_forward(NULL, NULL, NULL, NULL, NULL, 0, 25, s);
+    fo_layernorm_forward(NULL, NULL, NULL, NULL, NULL, NULL, 0, 25, s);
+    fo_layernorm_backward(NULL, (float*)sums.dev, (float*)sums.dev + 25, NULL, NULL, NULL, NULL, NULL, 0, 25,
+                          s);
+    fo_gelu_forward(NULL, NULL, 0, s);
+    fo_gelu_backward(NULL, NULL, NULL, 0, s);
+    fo_accumulate(NULL, parts, NULL, NULL, 0, 25, 1, FO_BF16, s);
+    fo_add(NULL, NULL, 0, FO_BF16, s);
+    fo_sum(NULL, vectors, 0, 1, s);
+    fo_softmax_stats(NULL, NULL, NULL, 0, 25, 25, 0, s);
+    fo_softmax_loss(NULL, NULL, NULL, NULL, 1.0f, 0, 25, 25, 0, 1, s);
+    fo_softmax_loss(NULL, NULL, NULL, NULL, 0.0f, 0, 25, 25, 0, 1, s);
+    fo_adamw_update(NULL, NULL, NULL, NULL, NULL, 0, a, s);
+    fo_square_sum(out, NULL, 0, s);
+    fo_download(&got, out, sizeof got, s);
+    VEC_EQUAL(t, &sums);
+    CHECK(got == norm);
     test_clear(t);
 }
 
@@ -779,7 +843,8 @@ static void test_all(Test* t) {
     static const struct {
         size_t n;
         int C;
-    } shapes[] = {{1, 1}, {1, 25}, {37, 25}, {3, 768}, {1000, 64}, {130, 1600}, {2, 2500}};
+    } shapes[] = {{1, 1},     {1, 25},     {37, 25},  {9, 200},  {9, 328},   {3, 768},
+                  {1000, 64}, {130, 1600}, {2, 2500}, {5, 2504}, {19, 4104}, {3, 4099}};
     static const size_t nelems[] = {1, 25, 1000, 20011};
     for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
         size_t n = shapes[k].n;
@@ -816,9 +881,14 @@ static void test_all(Test* t) {
     test_softmax(t, 3, 50304, 50257, 2, 8.0);
     CHECK_AT("softmax with logits where exp alone would overflow");
     test_softmax(t, 9, 256, 250, 2, 300.0);
+    CHECK_AT("softmax of wide parts that are cut unevenly");
+    test_softmax(t, 3, 3 * 9001, 26993, 3, 8.0);
+    test_softmax(t, 5, 512, 500, 16, 4.0);
     test_cuts(t, 37, 3, 25);
     test_cuts(t, 19, 1, 768);
     test_cuts(t, 5, 2, 2500);
+    test_cuts(t, 19, 9, 4104);
+    test_nothing(t);
 }
 
 int main(void) {
@@ -827,22 +897,24 @@ int main(void) {
     CHECK_DIES(fo_softmax_stats(NULL, NULL, NULL, 1, 4, 5, 0, NULL), "valid=5, want 0 to V=4");
     test_oracle();
     Test first = {0};
-    for (int nthreads = 1; nthreads <= MAX_THREADS; nthreads++) {
+    for (int run = 1; run <= RUNS; run++) {
         Test t = {0};
         t.seed = 1;
+        t.shift = run == 2;
+        memset(t.mark, MARK, sizeof t.mark);
         t.device = fo_device_open(0, 1);
-#if FO_OPENMP
-        t.device->nthreads = nthreads;
+#if FO_DEVICE_CPU && FO_OPENMP
+        t.device->nthreads = run;
 #endif
         t.s = fo_stream_create(t.device, "ops");
         test_all(&t);
         fo_stream_destroy(t.s);
         fo_device_close(t.device);
-        if (nthreads == 1) {
+        if (run == 1) {
             first = t;
             continue;
         }
-        CHECK_AT("%d threads against 1", nthreads);
+        CHECK_AT("run %d against the first", run);
         CHECK(t.nrecord == first.nrecord && t.nrecord > 0);
         CHECK_BITS(t.record, first.record, first.nrecord);
         free(t.record);

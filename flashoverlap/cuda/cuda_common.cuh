@@ -154,6 +154,53 @@ template <class T, int N> static __device__ inline void store(T* p, const Vec<T,
     *reinterpret_cast<Vec<T, N>*>(p) = x;
 }
 
+/* Packed -- N elements in registers as they lie in memory, by words: two bf16 in each. Kernels compute with
+ * to_floats of them. (Of a Vec of bf16 nvcc takes the halves apart, and puts them together again.)
+ */
+template <class T, int N> struct alignas(Vec<T, N>) Packed { unsigned w[N * sizeof(T) / sizeof(unsigned)]; };
+template <> struct Packed<FoBf16, 1> { FoBf16 w[1]; };
+
+template <class T, int N> static __device__ inline Packed<T, N> load_packed(const T* p) {
+    return *reinterpret_cast<const Packed<T, N>*>(p);
+}
+template <class T, int N> static __device__ inline void store(T* p, const Packed<T, N>& x) {
+    if constexpr (sizeof x == sizeof(uint2)) { // which nvcc would store by words
+        *reinterpret_cast<uint2*>(p) = make_uint2(x.w[0], x.w[1]);
+    } else {
+        *reinterpret_cast<Packed<T, N>*>(p) = x;
+    }
+}
+
+template <class T, int N> static __device__ inline Vec<float, N> to_floats(const Packed<T, N>& x) {
+    Vec<float, N> y;
+    if constexpr (sizeof x.w[0] < sizeof(unsigned)) {
+        y.v[0] = to_float(x.w[0]);
+    } else {
+        #pragma unroll
+        for (int k = 0; k < N; k++) {
+            const unsigned w = x.w[k * sizeof(T) / sizeof(unsigned)];
+            y.v[k] = __uint_as_float(sizeof(T) == 4 ? w : k % 2 == 0 ? w << 16 : w & 0xffff0000u);
+        }
+    }
+    return y;
+}
+
+template <class T, int N> static __device__ inline Packed<T, N> from_floats(const Vec<float, N>& x) {
+    Packed<T, N> y;
+    if constexpr (sizeof y.w[0] < sizeof(unsigned)) {
+        y.w[0] = from_float<T>(x.v[0]);
+    } else if constexpr (sizeof(T) == 4) {
+        memcpy(&y, &x, sizeof y);
+    } else {
+        #pragma unroll
+        for (int k = 0; k < N; k += 2) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(x.v[k], x.v[k + 1]);
+            memcpy(&y.w[k / 2], &pair, sizeof pair);
+        }
+    }
+    return y;
+}
+
 // are all of these 16-byte aligned? (rows too, if the row's bytes are asked about as if they were a pointer)
 static inline int aligned16(const void* a, const void* b = NULL, const void* c = NULL, const void* d = NULL) {
     return (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;

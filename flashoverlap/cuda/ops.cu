@@ -26,69 +26,55 @@ typedef struct {
 } Parts;
 
 // ---- vectors ----------------------------------------------------------------------------------------------
-template <class T, int N> static __device__ inline Vec<float, N> to_floats(const Vec<T, N>& x) {
-    Vec<float, N> y;
+template <int N> static __device__ inline void add_to(Vec<float, N>* sum, const Vec<float, N>& x) {
     #pragma unroll
     for (int k = 0; k < N; k++) {
-        y.v[k] = to_float(x.v[k]);
-    }
-    return y;
-}
-
-template <class T, int N> static __device__ inline Vec<T, N> from_floats(const Vec<float, N>& x) {
-    Vec<T, N> y;
-    #pragma unroll
-    for (int k = 0; k < N; k++) {
-        y.v[k] = from_float<T>(x.v[k]);
-    }
-    return y;
-}
-
-template <class T, int N> static __device__ inline void add_to(Vec<float, N>* sum, const Vec<T, N>& x) {
-    #pragma unroll
-    for (int k = 0; k < N; k++) {
-        sum->v[k] += to_float(x.v[k]);
+        sum->v[k] += x.v[k];
     }
 }
 
-/* load_part, store_part -- the first `count` elements of a vector; those beyond are 0, or stay. count <= 0: none.
+/* load_part, store_part -- the first `count` elements of a vector; those beyond are 0, or stay as they are.
  *
- * WHOLE: all or none, p is aligned to 16 bytes, and one access does it.
+ * WHOLE: all or none, which is count > 0, and p is aligned to 16 bytes: one access does it.
  */
-template <bool WHOLE, class T, int N> static __device__ inline Vec<T, N> load_part(const T* p, int count) {
-    Vec<T, N> x = {};
+template <bool WHOLE, int N, class T> static __device__ inline Packed<T, N> load_part(const T* p, int count) {
+    Packed<T, N> x = {};
     if constexpr (WHOLE) {
-        if (count > 0) { x = load<T, N>(p); }
+        if (count > 0) { x = load_packed<T, N>(p); }
     } else {
+        T each[N] = {};
         #pragma unroll
         for (int k = 0; k < N; k++) {
-            if (k < count) { x.v[k] = p[k]; }
+            if (k < count) { each[k] = p[k]; }
         }
+        memcpy(&x, each, sizeof x);
     }
     return x;
 }
 
-template <bool WHOLE, class T, int N>
-static __device__ inline void store_part(T* p, const Vec<T, N>& x, int count) {
+template <bool WHOLE, int N, class T>
+static __device__ inline void store_part(T* p, const Packed<T, N>& x, int count) {
     if constexpr (WHOLE) {
         if (count > 0) { store(p, x); }
     } else {
+        T each[N];
+        memcpy(each, &x, sizeof x);
         #pragma unroll
         for (int k = 0; k < N; k++) {
-            if (k < count) { p[k] = x.v[k]; }
+            if (k < count) { p[k] = each[k]; }
         }
     }
 }
 
 // AHEAD vectors: those at i, i + step, ... that begin before `end`
-template <class T, int N> struct Strip { Vec<T, N> v[AHEAD]; };
+template <class T, int N> struct Strip { Packed<T, N> v[AHEAD]; };
 
 template <int N, class T>
 static __device__ inline Strip<T, N> load_strip(const T* p, size_t i, size_t end, size_t step) {
     Strip<T, N> x = {};
     #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
-        if (i + j * step < end) { x.v[j] = load<T, N>(p + i + j * step); }
+        if (i + j * step < end) { x.v[j] = load_packed<T, N>(p + i + j * step); }
     }
     return x;
 }
@@ -150,14 +136,14 @@ static __global__ void __launch_bounds__(THREADS, 3)
         const Vec<float, N> old = load<float, N>(to + c);
         Vec<float, N> sum = {};
         for (int k = first; k < end; k += SCATTER_AHEAD) {
-            Vec<floatX, N> x[SCATTER_AHEAD] = {};
+            Packed<floatX, N> x[SCATTER_AHEAD] = {};
             #pragma unroll
             for (int j = 0; j < SCATTER_AHEAD; j++) {
-                if (k + j < end) { x[j] = load<floatX, N>(rows + (size_t)order[k + j] * C + c); }
+                if (k + j < end) { x[j] = load_packed<floatX, N>(rows + (size_t)order[k + j] * C + c); }
             }
             #pragma unroll
             for (int j = 0; j < SCATTER_AHEAD; j++) {
-                add_to(&sum, x[j]); // beyond the end 0, which changes nothing
+                add_to(&sum, to_floats(x[j])); // beyond the end 0, which changes nothing
             }
         }
         Vec<float, N> y;
@@ -188,8 +174,9 @@ static __global__ void add_rows_kernel(float* out, const float* rows, const int*
         Strip<float, N> x = load_strip<N>(from, c, C, step), y = load_strip<N>(to, c, C, step);
         #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            add_to(&y.v[j], x.v[j]);
-            if (c + j * step < (size_t)C) { store(to + c + j * step, y.v[j]); }
+            Vec<float, N> sum = to_floats(y.v[j]);
+            add_to(&sum, to_floats(x.v[j]));
+            if (c + j * step < (size_t)C) { store(to + c + j * step, sum); }
         }
     }
 }
@@ -215,7 +202,7 @@ static __global__ void encoder_forward_kernel(floatX* out, const floatX* rows, c
         #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
             Vec<float, N> sum = to_floats(x.v[j]);
-            add_to(&sum, p.v[j]);
+            add_to(&sum, to_floats(p.v[j]));
             if (c + j * step < (size_t)C) { store(to + c + j * step, from_floats<floatX>(sum)); }
         }
     }
@@ -230,34 +217,37 @@ void fo_encoder_forward(floatX* out, const floatX* rows, const floatX* wpe, cons
 }
 
 // ---- layer norm, forward ----------------------------------------------------------------------------------
-static __device__ inline float sum_of(const Vec<floatX, VEC>& x, float sum) {
+static __device__ inline float sum_of(const Packed<floatX, VEC>& packed, float sum) {
+    const Vec<float, VEC> x = to_floats(packed);
     #pragma unroll
     for (int e = 0; e < VEC; e++) {
-        sum += to_float(x.v[e]);
+        sum += x.v[e];
     }
     return sum;
 }
 
 // of (x - mean)^2: from the mean, since the sum of squares minus the square of the sum loses digits
-static __device__ inline float square_sum_of(const Vec<floatX, VEC>& x, float mean, int count, float sum) {
+static __device__ inline float square_sum_of(const Packed<floatX, VEC>& packed, float mean, int count,
+                                             float sum) {
+    const Vec<float, VEC> x = to_floats(packed);
     #pragma unroll
     for (int e = 0; e < VEC; e++) {
-        float d = to_float(x.v[e]) - mean;
+        float d = x.v[e] - mean;
         if (e < count) { sum = fmaf(d, d, sum); }
     }
     return sum;
 }
 
-static __device__ inline Vec<floatX, VEC> normed(const Vec<floatX, VEC>& x, float mean, float rstd,
-                                                 const Vec<floatX, VEC>& weight,
-                                                 const Vec<floatX, VEC>& bias) {
-    Vec<floatX, VEC> y;
+static __device__ inline Packed<floatX, VEC> normed(const Packed<floatX, VEC>& packed, float mean, float rstd,
+                                                    const Packed<floatX, VEC>& weight,
+                                                    const Packed<floatX, VEC>& bias) {
+    const Vec<float, VEC> x = to_floats(packed), w = to_floats(weight), b = to_floats(bias);
+    Vec<float, VEC> y;
     #pragma unroll
     for (int e = 0; e < VEC; e++) {
-        float norm = (to_float(x.v[e]) - mean) * rstd;
-        y.v[e] = from_float<floatX>(fmaf(norm, to_float(weight.v[e]), to_float(bias.v[e])));
+        y.v[e] = fmaf((x.v[e] - mean) * rstd, w.v[e], b.v[e]);
     }
-    return y;
+    return from_floats<floatX>(y);
 }
 
 static __device__ inline float rstd_of(float square_sum, int C) {
@@ -273,12 +263,12 @@ static __global__ void __launch_bounds__(ROW_WARPS* WARP, K == 8 ? 2 : 3)
     const size_t i = row_of_warp();
     const int first = lane_of_warp() * VEC;
     if (i >= n) { return; }
-    Vec<floatX, VEC> x[K];
+    Packed<floatX, VEC> x[K];
     float sum = 0.0f, square_sum = 0.0f;
     #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * WARP * VEC;
-        x[k] = load_part<WHOLE, floatX, VEC>(inp + i * C + c, C - c);
+        x[k] = load_part<WHOLE, VEC>(inp + i * C + c, C - c);
     }
     #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -293,8 +283,8 @@ static __global__ void __launch_bounds__(ROW_WARPS* WARP, K == 8 ? 2 : 3)
     #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * WARP * VEC;
-        Vec<floatX, VEC> w = load_part<WHOLE, floatX, VEC>(weight + c, C - c);
-        Vec<floatX, VEC> b = load_part<WHOLE, floatX, VEC>(bias + c, C - c);
+        Packed<floatX, VEC> w = load_part<WHOLE, VEC>(weight + c, C - c);
+        Packed<floatX, VEC> b = load_part<WHOLE, VEC>(bias + c, C - c);
         store_part<WHOLE>(out + i * C + c, normed(x[k], mu, rs, w, b), C - c);
     }
     if (first == 0) {
@@ -314,17 +304,17 @@ static __global__ void __launch_bounds__(THREADS)
     const int first = (int)threadIdx.x * VEC, step = THREADS * VEC;
     float sum = 0.0f, square_sum = 0.0f;
     for (int c = first; c < C; c += step) {
-        sum = sum_of(load_part<WHOLE, floatX, VEC>(x + c, C - c), sum);
+        sum = sum_of(load_part<WHOLE, VEC>(x + c, C - c), sum);
     }
     const float mu = block_reduce(sum, Sum(), 0.0f) / (float)C;
     for (int c = first; c < C; c += step) {
-        square_sum = square_sum_of(load_part<WHOLE, floatX, VEC>(x + c, C - c), mu, C - c, square_sum);
+        square_sum = square_sum_of(load_part<WHOLE, VEC>(x + c, C - c), mu, C - c, square_sum);
     }
     const float rs = rstd_of(block_reduce(square_sum, Sum(), 0.0f), C);
     for (int c = first; c < C; c += step) {
-        Vec<floatX, VEC> v = load_part<WHOLE, floatX, VEC>(x + c, C - c);
-        Vec<floatX, VEC> w = load_part<WHOLE, floatX, VEC>(weight + c, C - c);
-        Vec<floatX, VEC> b = load_part<WHOLE, floatX, VEC>(bias + c, C - c);
+        Packed<floatX, VEC> v = load_part<WHOLE, VEC>(x + c, C - c);
+        Packed<floatX, VEC> w = load_part<WHOLE, VEC>(weight + c, C - c);
+        Packed<floatX, VEC> b = load_part<WHOLE, VEC>(bias + c, C - c);
         store_part<WHOLE>(out + i * C + c, normed(v, mu, rs, w, b), C - c);
     }
     if (threadIdx.x == 0) {
@@ -381,33 +371,35 @@ typedef struct {
     float dnorm, dnorm_norm; // sums over a row
 } RowSums;
 
-static __device__ inline RowSums row_sums_of(const Vec<floatX, VEC>& dout, const Vec<floatX, VEC>& x,
-                                             const Vec<floatX, VEC>& weight, float mean, float rstd,
+static __device__ inline RowSums row_sums_of(const Packed<floatX, VEC>& dout, const Packed<floatX, VEC>& inp,
+                                             const Packed<floatX, VEC>& weight, float mean, float rstd,
                                              RowSums sums) {
+    const Vec<float, VEC> dy = to_floats(dout), x = to_floats(inp), w = to_floats(weight);
     #pragma unroll
     for (int e = 0; e < VEC; e++) {
-        float dnorm = to_float(dout.v[e]) * to_float(weight.v[e]);
+        float dnorm = dy.v[e] * w.v[e];
         sums.dnorm += dnorm;
-        sums.dnorm_norm = fmaf(dnorm, (to_float(x.v[e]) - mean) * rstd, sums.dnorm_norm);
+        sums.dnorm_norm = fmaf(dnorm, (x.v[e] - mean) * rstd, sums.dnorm_norm);
     }
     return sums;
 }
 
 // dinp of a vector of columns, and what they add to dweight and dbias. means: of the row's sums
-static __device__ inline Vec<floatX, VEC>
-layernorm_dinp(const Vec<floatX, VEC>& dinp, const Vec<floatX, VEC>& dout, const Vec<floatX, VEC>& x,
-               const Vec<floatX, VEC>& weight, float mean, float rstd, RowSums means,
-               Vec<float, VEC>* dweight, Vec<float, VEC>* dbias) {
-    Vec<floatX, VEC> y;
+static __device__ inline Packed<floatX, VEC>
+layernorm_dinp(const Packed<floatX, VEC>& dinp, const Packed<floatX, VEC>& dout,
+               const Packed<floatX, VEC>& inp, const Packed<floatX, VEC>& weight, float mean, float rstd,
+               RowSums means, Vec<float, VEC>* dweight, Vec<float, VEC>* dbias) {
+    const Vec<float, VEC> dy = to_floats(dout), x = to_floats(inp), w = to_floats(weight);
+    Vec<float, VEC> y = to_floats(dinp);
     #pragma unroll
     for (int e = 0; e < VEC; e++) {
-        float dy = to_float(dout.v[e]), norm = (to_float(x.v[e]) - mean) * rstd;
-        float d = fmaf(-norm, means.dnorm_norm, fmaf(dy, to_float(weight.v[e]), -means.dnorm));
-        y.v[e] = from_float<floatX>(fmaf(d, rstd, to_float(dinp.v[e])));
-        dweight->v[e] = fmaf(dy, norm, dweight->v[e]);
-        dbias->v[e] += dy;
+        float norm = (x.v[e] - mean) * rstd;
+        float d = fmaf(-norm, means.dnorm_norm, fmaf(dy.v[e], w.v[e], -means.dnorm));
+        y.v[e] = fmaf(d, rstd, y.v[e]);
+        dweight->v[e] = fmaf(dy.v[e], norm, dweight->v[e]);
+        dbias->v[e] += dy.v[e];
     }
-    return y;
+    return from_floats<floatX>(y);
 }
 
 template <bool WHOLE, int MOST>
@@ -419,14 +411,14 @@ static __global__ void __launch_bounds__(MOST, MOST == BACK_THREADS ? 3 : 1)
     __shared__ RowSums by_warp[2][MOST / WARP]; // taken in turn, so that a row needs one barrier
     const int c = (int)threadIdx.x * VEC, warp = (int)threadIdx.x / WARP, nwarps = (int)blockDim.x / WARP;
     const size_t first = blockIdx.x * rows, end = first + rows < n ? first + rows : n;
-    const Vec<floatX, VEC> w = load_part<WHOLE, floatX, VEC>(weight + c, C - c);
+    const Packed<floatX, VEC> w = load_part<WHOLE, VEC>(weight + c, C - c);
     Vec<float, VEC> dweight = {}, dbias = {};
     int turn = 0;
     for (size_t i = first; i < end; i++, turn ^= 1) {
         const float mu = mean[i], rs = rstd[i];
-        Vec<floatX, VEC> dy = load_part<WHOLE, floatX, VEC>(dout + i * C + c, C - c);
-        Vec<floatX, VEC> x = load_part<WHOLE, floatX, VEC>(inp + i * C + c, C - c);
-        Vec<floatX, VEC> dx = load_part<WHOLE, floatX, VEC>(dinp + i * C + c, C - c);
+        Packed<floatX, VEC> dy = load_part<WHOLE, VEC>(dout + i * C + c, C - c);
+        Packed<floatX, VEC> x = load_part<WHOLE, VEC>(inp + i * C + c, C - c);
+        Packed<floatX, VEC> dx = load_part<WHOLE, VEC>(dinp + i * C + c, C - c);
         RowSums sums = row_sums_of(dy, x, w, mu, rs, RowSums{0.0f, 0.0f});
         sums.dnorm = warp_reduce(sums.dnorm, Sum());
         sums.dnorm_norm = warp_reduce(sums.dnorm_norm, Sum());
@@ -442,8 +434,8 @@ static __global__ void __launch_bounds__(MOST, MOST == BACK_THREADS ? 3 : 1)
         store_part<WHOLE>(dinp + i * C + c, dx, C - c);
     }
     float* part = parts + (size_t)blockIdx.x * 2 * C + c;
-    store_part<WHOLE>(part, dweight, C - c);
-    store_part<WHOLE>(part + C, dbias, C - c);
+    store_part<WHOLE>(part, from_floats<float>(dweight), C - c);
+    store_part<WHOLE>(part + C, from_floats<float>(dbias), C - c);
 }
 
 // wide rows: each is read twice, the second time from a cache, and the sums over rows stay in scratch
@@ -460,25 +452,25 @@ static __global__ void __launch_bounds__(THREADS)
         const float mu = mean[i], rs = rstd[i];
         RowSums sums = {0.0f, 0.0f};
         for (int c = (int)threadIdx.x * VEC; c < C; c += step) {
-            Vec<floatX, VEC> dy = load_part<WHOLE, floatX, VEC>(dout + i * C + c, C - c);
-            Vec<floatX, VEC> x = load_part<WHOLE, floatX, VEC>(inp + i * C + c, C - c);
-            Vec<floatX, VEC> w = load_part<WHOLE, floatX, VEC>(weight + c, C - c);
+            Packed<floatX, VEC> dy = load_part<WHOLE, VEC>(dout + i * C + c, C - c);
+            Packed<floatX, VEC> x = load_part<WHOLE, VEC>(inp + i * C + c, C - c);
+            Packed<floatX, VEC> w = load_part<WHOLE, VEC>(weight + c, C - c);
             sums = row_sums_of(dy, x, w, mu, rs, sums);
         }
         const RowSums means = {block_reduce(sums.dnorm, Sum(), 0.0f) / (float)C,
                                block_reduce(sums.dnorm_norm, Sum(), 0.0f) / (float)C};
         for (int c = (int)threadIdx.x * VEC; c < C; c += step) {
             const int old = i > first ? C - c : 0;
-            Vec<float, VEC> dweight = load_part<WHOLE, float, VEC>(part + c, old);
-            Vec<float, VEC> dbias = load_part<WHOLE, float, VEC>(part + C + c, old);
-            Vec<floatX, VEC> dy = load_part<WHOLE, floatX, VEC>(dout + i * C + c, C - c);
-            Vec<floatX, VEC> x = load_part<WHOLE, floatX, VEC>(inp + i * C + c, C - c);
-            Vec<floatX, VEC> w = load_part<WHOLE, floatX, VEC>(weight + c, C - c);
-            Vec<floatX, VEC> dx = load_part<WHOLE, floatX, VEC>(dinp + i * C + c, C - c);
+            Vec<float, VEC> dweight = to_floats(load_part<WHOLE, VEC>(part + c, old));
+            Vec<float, VEC> dbias = to_floats(load_part<WHOLE, VEC>(part + C + c, old));
+            Packed<floatX, VEC> dy = load_part<WHOLE, VEC>(dout + i * C + c, C - c);
+            Packed<floatX, VEC> x = load_part<WHOLE, VEC>(inp + i * C + c, C - c);
+            Packed<floatX, VEC> w = load_part<WHOLE, VEC>(weight + c, C - c);
+            Packed<floatX, VEC> dx = load_part<WHOLE, VEC>(dinp + i * C + c, C - c);
             dx = layernorm_dinp(dx, dy, x, w, mu, rs, means, &dweight, &dbias);
             store_part<WHOLE>(dinp + i * C + c, dx, C - c);
-            store_part<WHOLE>(part + c, dweight, C - c);
-            store_part<WHOLE>(part + C + c, dbias, C - c);
+            store_part<WHOLE>(part + c, from_floats<float>(dweight), C - c);
+            store_part<WHOLE>(part + C + c, from_floats<float>(dbias), C - c);
         }
     }
 }
@@ -633,11 +625,11 @@ static __global__ void __launch_bounds__(ROW_WARPS* WARP)
     for (int c = lane_of_warp() * N; c < C; c += WARP * N) {
         const size_t at = i * C + c;
         Vec<float, N> sum = {};
-        if (residual) { add_to(&sum, load<floatX, N>(residual + at)); }
-        if (bias) { add_to(&sum, load<floatX, N>(bias + c)); }
+        if (residual) { add_to(&sum, to_floats(load_packed<floatX, N>(residual + at))); }
+        if (bias) { add_to(&sum, to_floats(load_packed<floatX, N>(bias + c))); }
         #pragma unroll 4
         for (int p = 0; p < P; p++) {
-            add_to(&sum, load<T, N>((const T*)parts.p[p] + at));
+            add_to(&sum, to_floats(load_packed<T, N>((const T*)parts.p[p] + at)));
         }
         store(out + at, from_floats<floatX>(sum));
     }
@@ -665,7 +657,7 @@ static __global__ void __launch_bounds__(THREADS)
     #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
         Vec<float, N> sum = to_floats(x.v[j]);
-        add_to(&sum, y.v[j]);
+        add_to(&sum, to_floats(y.v[j]));
         if (i + j * step < end) { store(acc + i + j * step, from_floats<T>(sum)); }
     }
 }
@@ -687,17 +679,17 @@ template <int N>
 static __global__ void __launch_bounds__(THREADS)
     sum_kernel(size_t first, size_t end, float* out, GRID_CONSTANT Parts parts, int P) {
     const size_t i = element_of<N>(first), step = THREADS * N;
-    Strip<float, N> sum = {};
+    Vec<float, N> sum[AHEAD] = {};
     for (int p = 0; p < P; p++) {
         Strip<float, N> x = load_strip<N>((const float*)parts.p[p], i, end, step);
         #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            add_to(&sum.v[j], x.v[j]);
+            add_to(&sum[j], to_floats(x.v[j]));
         }
     }
     #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
-        if (i + j * step < end) { store(out + i + j * step, sum.v[j]); }
+        if (i + j * step < end) { store(out + i + j * step, sum[j]); }
     }
 }
 
@@ -736,10 +728,10 @@ template <bool WHOLE>
 static __device__ inline void softmax_add(Softmax* s, const floatX* row, int c, int step, int valid) {
     Vec<float, VEC> x[AHEAD];
     float max = s->max;
-    Vec<floatX, VEC> raw[AHEAD];
+    Packed<floatX, VEC> raw[AHEAD];
     #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
-        raw[j] = load_part<WHOLE, floatX, VEC>(row + c + j * step, valid - c - j * step);
+        raw[j] = load_part<WHOLE, VEC>(row + c + j * step, valid - c - j * step);
     }
     #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
@@ -827,15 +819,20 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 // one vector of logits becomes its gradient
-static __device__ inline Vec<floatX, VEC> softmax_gradient(const Vec<floatX, VEC>& x, float max, float scale,
-                                                           int count) {
-    Vec<floatX, VEC> y;
+static __device__ inline Packed<floatX, VEC> softmax_gradient(const Packed<floatX, VEC>& packed, float max,
+                                                              float scale, int count) {
+    Vec<float, VEC> x = to_floats(packed);
     #pragma unroll
     for (int e = 0; e < VEC; e++) {
-        float d = scale * exp_of(to_float(x.v[e]) - max);
-        y.v[e] = from_float<floatX>(e < count ? d : 0.0f);
+        x.v[e] = scale * exp_of(x.v[e] - max);
     }
-    return y;
+    if (count < VEC) { // padding
+                       #pragma unroll
+        for (int e = 0; e < VEC; e++) {
+            x.v[e] = e < count ? x.v[e] : 0.0f;
+        }
+    }
+    return from_floats<floatX>(x);
 }
 
 template <bool WHOLE>
@@ -856,10 +853,10 @@ static __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads(); // and the target's logit is read before any is written
     for (int c = (int)threadIdx.x * VEC; c < V; c += AHEAD * step) {
-        Vec<floatX, VEC> x[AHEAD];
+        Packed<floatX, VEC> x[AHEAD];
         #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            x[j] = load_part<WHOLE, floatX, VEC>(row + c + j * step, valid - c - j * step);
+            x[j] = load_part<WHOLE, VEC>(row + c + j * step, valid - c - j * step);
         }
         #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
@@ -1001,7 +998,7 @@ static __global__ void __launch_bounds__(THREADS)
     double sum[4] = {};
     #pragma unroll 4
     for (int i = (int)threadIdx.x * 4; i < SQUARE_BLOCK; i += THREADS * 4) {
-        Vec<float, 4> y = load_part<WHOLE, float, 4>(x + first + i, count - i);
+        Vec<float, 4> y = to_floats(load_part<WHOLE, 4>(x + first + i, count - i));
         #pragma unroll
         for (int e = 0; e < 4; e++) {
             sum[e] = fma((double)y.v[e], (double)y.v[e], sum[e]);
