@@ -58,6 +58,7 @@ typedef struct {
 } Case;
 
 static Case case_make(FoDevice* d, FoStream* s, FoLayout l, int NH, int hs, float size) {
+    random_state = 1; // what is tested before makes no difference
     Case c = {.l = l, .NH = NH, .hs = hs, .N = (size_t)l.B * (size_t)l.T, .C = (size_t)NH * (size_t)hs};
     size_t n3 = c.N * 3 * c.C, n1 = c.N * c.C, nl = c.N * (size_t)NH;
     c.qkv = fo_malloc(d, n3 * sizeof(floatX)), c.dqkv = fo_malloc(d, n3 * sizeof(floatX));
@@ -270,11 +271,12 @@ static void test_low_score(FoDevice* d, FoStream* s) {
 }
 
 static void test_shapes(FoDevice* d, FoStream* s) {
-    static const int sizes[] = {1, 8, 16, 25, 64, 80, 128, 7};
-    static const int lengths[] = {1, 2, 15, 48, 49, 100, 200};
+    static const int sizes[] = {1, 8, 16, 25, 64, 80, 128, 7, 96, 200};
+    static const int lengths[] = {1, 2, 15, 48, 49, 64, 100, 129, 200};
     FoLayout l = {2, 0, 1, 0};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++) {
+            if (!FO_DEVICE_CPU && (i + j) % 3 != 0) { continue; } // emulation is slow
             l.T = lengths[j];
             test_right(d, s, l, 2, sizes[i], 1.0f);
         }
@@ -495,11 +497,6 @@ static int decode_step(FoStream* s, const Case* c, const Decode* e, int* next, i
     return n;
 }
 
-/* Positions from T0 on, one at a time after a prefill, against the oracle, and closer against the forward
- * pass over all, which rounds the same (in cuda by the largest score so far, not of all). The outputs are few,
- * and values cancel in them: hence 4 roundings.
- * What the cache should not have got stays NaN.
- */
 static Decode decode_make(FoDevice* d, FoStream* s, const Case* c) {
     size_t B = (size_t)c->l.B;
     Decode e = {.room = c->l.T + 3};
@@ -524,8 +521,8 @@ static void check_cache(const Decode* e, FoStream* s) {
 }
 
 /* Positions from T0 on, one at a time after a prefill, against the oracle, and closer against the forward
- * pass over all, which rounds the same (in cuda by the largest score so far, not of all). The outputs are few,
- * and values cancel in them: hence 4 roundings.
+ * pass over all, which rounds the same (cuda's by the largest score so far, not of all). The outputs are
+ * few, and values cancel in them: hence 4 roundings.
  * What the cache should not have got stays NaN.
  */
 static void test_decode(FoDevice* d, FoStream* s, FoLayout prefilled, int T, int NH, int hs, float size) {

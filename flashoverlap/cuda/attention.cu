@@ -1,9 +1,9 @@
-/* attention.cu -- causal self-attention of fo_ops.h on cuda: which of the ways computes it, and one token at a
- * time. Read attention.cuh first.
+/* attention.cu -- causal self-attention of fo_ops.h on cuda: who computes it, and one token at a time. Read
+ * attention.cuh first.
  */
 #include "flashoverlap/cuda/attention.cuh"
 
-// ---- what a device keeps -----------------------------------------------------------------------------------
+// ---- what a device keeps ----------------------------------------------------------------------------------
 
 void fo__attention_free(struct FoAttention* a) {
 #if FO_CUDNN
@@ -24,19 +24,39 @@ const char* fo__attention_version(void) {
 // ---- sum of dout * out ------------------------------------------------------------------------------------
 enum { DELTA_THREADS = 256 };
 
-// of each row and head, by a warp. rows [row0, row0 + nrows)
+/* of heads i0 ... i0+nheads-1, each by nlanes lanes, a power of two, which take N elements at once. The heads
+ * of all rows follow each other in out.
+ */
+template <int N>
 static __global__ void __launch_bounds__(DELTA_THREADS)
-    attention_delta_kernel(float* delta, const floatX* dout, const floatX* out, size_t row0, size_t nrows,
-                           int NH, int hs) {
-    size_t i = ((size_t)blockIdx.x * DELTA_THREADS + threadIdx.x) / WARP;
-    if (i >= nrows * (size_t)NH) { return; }
-    size_t at = row0 * (size_t)NH + i; // rows of out are NH heads, so heads follow each other
+    attention_delta_kernel(float* delta, const floatX* dout, const floatX* out, size_t i0, size_t nheads,
+                           int hs, int nlanes) {
+    size_t thread = (size_t)blockIdx.x * DELTA_THREADS + threadIdx.x, i = i0 + thread / (size_t)nlanes;
+    int lane = (int)(thread % (size_t)nlanes);
     float sum = 0.0f;
-    for (int c = (int)threadIdx.x % WARP; c < hs; c += WARP) {
-        sum += to_float(dout[at * (size_t)hs + (size_t)c]) * to_float(out[at * (size_t)hs + (size_t)c]);
+    for (int c = lane * N; c < hs && i < i0 + nheads; c += nlanes * N) {
+        Vec<floatX, N> x = load<floatX, N>(dout + i * (size_t)hs + c);
+        Vec<floatX, N> y = load<floatX, N>(out + i * (size_t)hs + c);
+        for (int k = 0; k < N; k++) {
+            sum += to_float(x.v[k]) * to_float(y.v[k]);
+        }
     }
-    sum = warp_reduce(sum, Sum());
-    if (threadIdx.x % WARP == 0) { delta[at] = sum; }
+    for (int d = nlanes / 2; d > 0; d /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    }
+    if (lane == 0 && i < i0 + nheads) { delta[i] = sum; }
+}
+
+static void compute_delta(float* delta, const AttentionArgs* a, size_t row0, size_t nrows, FoStream* s) {
+    constexpr int N = 16 / sizeof(floatX);
+    size_t nheads = nrows * (size_t)a->NH;
+    int nlanes = 1;
+    while (nlanes < WARP && nlanes * (a->vec ? N : 1) < a->hs) {
+        nlanes *= 2;
+    }
+    launch(a->vec ? attention_delta_kernel<N> : attention_delta_kernel<1>,
+           cdiv(nheads * (size_t)nlanes, DELTA_THREADS), DELTA_THREADS, 0, s, delta, a->dout, a->out,
+           row0 * (size_t)a->NH, nheads, a->hs, nlanes);
 }
 
 // ---- forward and backward ---------------------------------------------------------------------------------
@@ -51,9 +71,26 @@ static void check_shape(size_t row0, size_t n, FoLayout l, int NH, int hs) {
                (size_t)l.B * (size_t)l.T);
 }
 
-// are heads of hs elements that follow each other aligned to 16 bytes?
-static int aligned_heads(int hs, const void* a, const void* b) {
-    return (size_t)hs * sizeof(floatX) % 16 == 0 && aligned16(a, b);
+// what is common to the calls
+static AttentionArgs args_of(const floatX* qkv, size_t row0, size_t n, FoLayout l, int NH, int hs) {
+    AttentionArgs a = {};
+    a.qkv = qkv, a.row0 = row0, a.n = n, a.l = l, a.NH = NH, a.hs = hs;
+    return a;
+}
+
+// are heads of hs elements that follow each other aligned to 16 bytes, in all these arrays?
+static int aligned_heads(int hs, const void* a, const void* b, const void* c = NULL, const void* d = NULL,
+                         const void* e = NULL) {
+    return (size_t)hs * sizeof(floatX) % 16 == 0 && aligned16(a, b, c, d) && aligned16(e);
+}
+
+static int on_tensor_cores(const AttentionArgs& a) {
+#ifdef FO_PRECISION_FP32
+    (void)a;
+    return 0;
+#else
+    return a.vec && a.hs <= FO_ATTENTION_MMA_MAX_HS;
+#endif
 }
 
 void fo_attention_forward(floatX* out, float* lse, const floatX* qkv, size_t row0, size_t n, FoLayout l,
@@ -64,11 +101,10 @@ void fo_attention_forward(floatX* out, float* lse, const floatX* qkv, size_t row
 #if FO_CUDNN
     if (!s->device->own_attention && fo__cudnn_forward(out, lse, qkv, row0, n, l, NH, hs, s)) { return; }
 #endif
-    AttentionArgs a = {};
-    a.out = out, a.lse = lse, a.qkv = qkv;
-    a.row0 = row0, a.n = n, a.l = l, a.NH = NH, a.hs = hs;
+    AttentionArgs a = args_of(qkv, row0, n, l, NH, hs);
+    a.out = out, a.lse = lse;
     a.vec = aligned_heads(hs, qkv, out);
-    fo__plain_forward(&a, s);
+    (on_tensor_cores(a) ? fo__mma_forward : fo__plain_forward)(&a, s);
 }
 
 // a has the arrays and the rows of the call, which are those of keys. Queries: of all rows with zigzag, else
@@ -76,14 +112,12 @@ void fo_attention_forward(floatX* out, float* lse, const floatX* qkv, size_t row
 static void own_backward(AttentionArgs* a, FoStream* s) {
     size_t N = (size_t)a->l.B * (size_t)a->l.T, row0 = a->l.zigzag ? 0 : a->row0, n = a->l.zigzag ? N : a->n;
     float* delta = (float*)fo__scratch(s, N * (size_t)a->NH * sizeof *delta);
-    launch(attention_delta_kernel, cdiv(n * (size_t)a->NH, DELTA_THREADS / WARP), DELTA_THREADS, 0, s, delta,
-           a->dout, a->out, row0, n, a->NH, a->hs);
+    compute_delta(delta, a, row0, n, s);
     a->delta = delta;
-    a->vec = aligned_heads(a->hs, a->qkv, a->dout);
-    fo__plain_dkv(a, s);
+    (on_tensor_cores(*a) ? fo__mma_dkv : fo__plain_dkv)(a, s);
     a->key_row0 = a->row0, a->key_n = a->n;
     a->row0 = row0, a->n = n;
-    fo__plain_dq(a, s);
+    (on_tensor_cores(*a) ? fo__mma_dq : fo__plain_dq)(a, s);
 }
 
 void fo_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
@@ -99,10 +133,10 @@ void fo_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, 
         return;
     }
 #endif
-    AttentionArgs a = {};
-    a.dqkv = dqkv, a.dout = dout, a.qkv = qkv;
+    AttentionArgs a = args_of(qkv, row0, n, l, NH, hs);
+    a.dqkv = dqkv, a.dout = dout;
     a.out = (floatX*)out, a.lse = (float*)lse; // read only
-    a.row0 = row0, a.n = n, a.l = l, a.NH = NH, a.hs = hs;
+    a.vec = aligned_heads(hs, qkv, dout, out, dqkv);
     a.dk_row = 3 * (size_t)NH * (size_t)hs;
     a.dk = dqkv + a.dk_row / 3;
     own_backward(&a, s);
@@ -123,10 +157,10 @@ void fo_attention_backward_kv(float* dq, floatX* dkv, const floatX* dout, const 
         return;
     }
 #endif
-    AttentionArgs a = {};
-    a.dq = dq, a.dk = dkv, a.dout = dout, a.qkv = qkv;
+    AttentionArgs a = args_of(qkv, row0, n, l, NH, hs);
+    a.dq = dq, a.dk = dkv, a.dout = dout;
     a.out = (floatX*)out, a.lse = (float*)lse; // read only
-    a.row0 = row0, a.n = n, a.l = l, a.NH = NH, a.hs = hs;
+    a.vec = aligned_heads(hs, qkv, dout, out, dkv, dq);
     a.dk_row = 2 * (size_t)NH * (size_t)hs;
     own_backward(&a, s);
 }
@@ -164,8 +198,8 @@ static __device__ inline floatX* cache_of(const DecodeArgs& a, int part) {
     return a.cache + (b * (size_t)a.room * (size_t)a.NH + blockIdx.x) * (size_t)a.hs;
 }
 
-/* One head of one sequence. DECODE_KEYS keys at a time: a warp computes the score of one key, then all threads
- * the softmax so far, then each thread sums one channel over some of the keys.
+/* One head of one sequence. DECODE_KEYS keys at a time: each warp computes scores, one after the other, then
+ * all threads the softmax so far, then each thread sums one channel over some of the keys.
  */
 static __global__ void __launch_bounds__(DECODE_THREADS) attention_decode_kernel(DecodeArgs a) {
     __shared__ float q[DECODE_THREADS], p[DECODE_KEYS], sums[DECODE_THREADS];

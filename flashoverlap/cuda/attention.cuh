@@ -5,10 +5,10 @@
  * attention_kernels.cu  own kernels for any number format, plain CUDA C
  * attention_mma.cu      own kernels for bf16, on tensor cores
  *
- * Own kernels go through tiles: a block of threads holds one tile of rows of the call and walks over the tiles
- * of the other side, keys for a query, queries for a key, in the order of their positions. These begin at
- * multiples of the tile's size whatever the call, and a row never meets another one's numbers: so its bits
- * depend on nothing but its shape.
+ * Own kernels go through tiles: a block of threads holds one tile of the call's rows and walks over tiles of
+ * the other side, keys for queries, queries for keys, in the order of their positions. Those begin at
+ * multiples of a tile's size whatever the call is, and no row meets another one's sums: so a row's bits do not
+ * depend on how rows are cut into calls.
  */
 #ifndef FO_CUDA_ATTENTION_CUH
 #define FO_CUDA_ATTENTION_CUH
@@ -57,6 +57,11 @@ enum { FO_ATTENTION_MAX_HS = 256 };
 void fo__plain_forward(const AttentionArgs* a, FoStream* s);
 void fo__plain_dkv(const AttentionArgs* a, FoStream* s);
 void fo__plain_dq(const AttentionArgs* a, FoStream* s);
+// bf16, vec, and hs up to FO_ATTENTION_MMA_MAX_HS; attention_mma.cu
+enum { FO_ATTENTION_MMA_MAX_HS = 128 };
+void fo__mma_forward(const AttentionArgs* a, FoStream* s);
+void fo__mma_dkv(const AttentionArgs* a, FoStream* s);
+void fo__mma_dq(const AttentionArgs* a, FoStream* s);
 
 // ---- rows and positions -----------------------------------------------------------------------------------
 // fo_layout_row, on the device
@@ -99,8 +104,9 @@ static inline dim3 tiles_of(const AttentionArgs& a, int tile) {
     return dim3((unsigned)nruns_of(a) * cdiv((size_t)layout_run(a.l), (size_t)tile), (unsigned)a.NH);
 }
 
-/* this block's tile of the call's rows: within one run, so that positions follow each other too. nt is 0 or
- * less where a run is cut off. late_first: tiles late in their run come first, since their blocks take longest.
+/* this block's tile of the call's rows: within one run, so that positions follow each other too. nt is 0
+ * where the call has none of them. late_first: tiles late in their run come first, as their blocks take
+ * longest.
  */
 static __device__ inline Span span_of_block(const AttentionArgs& a, int tile, int late_first) {
     size_t run = (size_t)layout_run(a.l), nruns = nruns_of(a);
@@ -124,13 +130,15 @@ static __device__ inline int key_counts(const AttentionArgs& a, size_t row) {
     return row >= a.key_row0 && row < a.key_row0 + a.key_n;
 }
 
-// are there keys that count among these? They count by whole runs
-static __device__ inline int any_key_counts(const AttentionArgs& a, const Span& s) {
-    int run = layout_run(a.l), any = 0;
+// of these keys, which count by whole runs: 0 none does, 1 some do, 2 all do
+static __device__ inline int keys_count(const AttentionArgs& a, const Span& s) {
+    int run = layout_run(a.l), some = 0, all = 1;
     for (int t = s.t0; t < s.t0 + s.nt; t = (t / run + 1) * run) {
-        any |= key_counts(a, layout_row(a.l, s.b, t));
+        int counts = key_counts(a, layout_row(a.l, s.b, t));
+        some |= counts;
+        all &= counts;
     }
-    return any;
+    return some + (some & all);
 }
 
 static __device__ inline float round_to_floatx(float f) {

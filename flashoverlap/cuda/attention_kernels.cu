@@ -1,8 +1,8 @@
-/* attention_kernels.cu -- own attention kernels in plain CUDA C, for bf16 and fp32 and any head size up to 256.
+/* attention_kernels.cu -- own attention kernels in plain CUDA C, bf16 and fp32, any head size up to 256.
  *
- * The fallback of attention_mma.cu, and all there is for fp32. Read attention.cuh first. A block of 128 threads
- * is 8 x 16: thread (ty, tx) has rows 4*ty ... 4*ty+3 of the block's tile and every 16th column from tx on, be
- * they rows of the other side (scores) or channels (results). All products are made by two functions, dots and
+ * The fallback of attention_mma.cu, and all there is for fp32. Read attention.cuh first. A block is 8 x 16
+ * threads: thread (y, x) has rows 4*y ... 4*y+3 of the block's tile and every 16th column from x on, be they
+ * rows of the other side (scores) or channels (results). All products are made by two functions, dots and
  * add_product, of tiles that lie in shared memory as floats.
  */
 #include "flashoverlap/cuda/attention.cuh"
@@ -50,7 +50,7 @@ static __device__ void load_rows(Tile<HS>* tile, const AttentionArgs& a, const S
     }
 }
 
-// s[i][j] = (row 4*ty+i of a) . (row tx+16*j of b)
+// s[i][j] = (row 4*y+i of a) . (row x+16*j of b)
 template <int HS>
 static __device__ void dots(float s[ROWS][COLS], const Tile<HS>* a, const Tile<HS>* b, int hs) {
     for (int i = 0; i < ROWS; i++) {
@@ -74,7 +74,7 @@ static __device__ void dots(float s[ROWS][COLS], const Tile<HS>* a, const Tile<H
     }
 }
 
-// acc[i][j] += (row 4*ty+i of p) . (column tx+16*j of x)
+// acc[i][j] += (row 4*y+i of p) . (column x+16*j of x)
 template <int HS>
 static __device__ void add_product(float acc[ROWS][HS / NTX], const Scores* p, const Tile<HS>* x) {
     for (int k = 0; k < TILE; k++) {
@@ -264,7 +264,7 @@ template <int HS> static __global__ void __launch_bounds__(NTHREADS) attention_d
     load_stats(st, a, queries);
     for (int t = 0; t < queries.t0 + queries.nt; t += TILE) {
         Span keys = span_of_positions(a.l, queries.b, t, min(TILE, a.l.T - t));
-        if (!any_key_counts(a, keys)) { continue; }
+        if (!keys_count(a, keys)) { continue; }
         __syncthreads(); // the last keys are read
         load_rows(k, a, keys, 1);
         load_rows(v, a, keys, 2);
