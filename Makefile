@@ -23,7 +23,7 @@ B := $(call folder,$(DEVICE))
 NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
 NEUTRAL := $(filter-out $(NO_MPI),$(wildcard flashoverlap/*.c train/*.c data/*.c))
 DEVICES := $(if $(filter cpu,$(DEVICE)),$(wildcard flashoverlap/cpu/*.c),$(wildcard flashoverlap/cuda/*.cu))
-EMU     := $(if $(filter emu,$(DEVICE)),$(filter-out $(if $(filter check,$(SAN)),,%/check.cpp),$(wildcard dev/emu/*.cpp)))
+EMU     := $(if $(filter emu,$(DEVICE)),$(filter-out $(if $(filter check,$(SAN)),,%/check.cpp %/check_host.cpp),$(wildcard dev/emu/*.cpp)))
 LIB     := $(patsubst %,$(B)/%.o,$(NEUTRAL) $(filter-out $(NO_MPI),$(DEVICES)))
 WHOLE   := $(EMU:%=$(B)/%.o) # linked as they are: the emulator's parts find each other without asking
 TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) \
@@ -52,7 +52,9 @@ endif
 # TSan can see into neither oneDNN nor OpenMP, so that build has plain loops; ASan's has oneDNN
 DNN      := $(if $(filter cpu,$(DEVICE)),$(if $(filter tsan,$(SAN)),0,1),0)
 OMP      := $(if $(filter cpu,$(DEVICE)),$(if $(SAN),0,1),0)
-CHECK    := -fsanitize=thread -fno-vectorize -fno-slp-vectorize -O1
+# what is checked: its flags, and its calls that the checker stands in for
+CHECK    := $(if $(filter check,$(SAN)),@dev/emu/check.flags)
+RENAME   := $(if $(filter check,$(SAN)),objcopy --redefine-syms=dev/emu/check.syms,true)
 SANFLAGS := $(if $(filter asan,$(SAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) \
             $(if $(filter tsan,$(SAN)),-fsanitize=thread)
 OPT      := $(if $(filter 1,$(DEBUG)),-O0,-O3) $(if $(ARCH),-march=$(ARCH))
@@ -87,7 +89,7 @@ ifeq ($(DEVICE),emu)
 $(B)/flashoverlap/cuda/%.cu.o: flashoverlap/cuda/%.cu Makefile
 	@mkdir -p $(@D)
 	@echo 'CXX  $<'
-	@$(CXX) -x c++ $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) $(if $(filter check,$(SAN)),$(CHECK)) -c $< -o $@
+	@$(CXX) -x c++ $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) $(CHECK) -c $< -o $@ && $(RENAME) $@
 # the emulator itself is never instrumented
 $(B)/dev/emu/%.cpp.o: dev/emu/%.cpp Makefile
 	@mkdir -p $(@D)
@@ -98,11 +100,11 @@ endif
 $(B)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo 'CC   $<'
-	@$(CC) -x c $(CPPFLAGS) $(CFLAGS) $(if $(filter check,$(SAN)),$(CHECK)) -Wc++-compat -c $< -o $@
+	@$(CC) -x c $(CPPFLAGS) $(CFLAGS) $(CHECK) -Wc++-compat -c $< -o $@ && $(RENAME) $@
 $(B)/%.c.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo 'CC   $<'
-	@$(CC) $(CPPFLAGS) $(CFLAGS) $(if $(filter check,$(SAN)),$(CHECK)) -c $< -o $@
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(CHECK) -c $< -o $@ && $(RENAME) $@
 # an archive, so that a program takes what it uses: train/generate.c wants train_gpt.cu's forward pass
 $(B)/lib.a: $(LIB)
 	@rm -f $@ && ar rcs $@ $^

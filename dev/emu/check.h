@@ -31,7 +31,14 @@ void emu_check_device_thread(void) EMU_WEAK;
 // release overwrites the last one: addresses are used again for other things
 void emu_check_release(const void* sync) EMU_WEAK;
 void emu_check_acquire(const void* sync) EMU_WEAK; // of an address never released: nothing
-void emu_check_forget(const void* sync) EMU_WEAK;  // no acquire will follow
+// adds to the last release instead: for what several contexts release before one acquires
+void emu_check_release_too(const void* sync) EMU_WEAK;
+void emu_check_forget(const void* sync) EMU_WEAK; // no acquire will follow
+// a stream's memory operations. A wait comes after the earliest of the last writes in a row that satisfy it, not
+// after the one that
+// it happened to see. A flag counts as written, but nothing needs to come after a write or a wait's reading
+void emu_check_flag_write(const void* flag, unsigned value) EMU_WEAK;
+void emu_check_flag_wait(const void* flag, unsigned value, int at_least) EMU_WEAK; // 0: equal
 
 // ---- memory -----------------------------------------------------------------------------------------------
 // reserves the addresses that all device memory and pinned host memory comes from; once, before the rest
@@ -41,6 +48,8 @@ void emu_check_alloc(void* p, size_t nbytes, int device) EMU_WEAK;
 void emu_check_free(void* p, size_t nbytes) EMU_WEAK;
 // the context reads (write 0) or writes these bytes in code that is not instrumented: copies, GEMMs, messages
 void emu_check_range(const void* p, size_t nbytes, int write) EMU_WEAK;
+// the context copies them, defined or not. What a copy to untracked host memory reads must be defined
+void emu_check_copy(void* to, const void* from, size_t nbytes) EMU_WEAK;
 // change is +1 or -1: while the calling thread's sum is positive its own accesses are not looked at
 void emu_check_quiet(int change) EMU_WEAK;
 // kernels of `device` may use memory of device `peer` from now on

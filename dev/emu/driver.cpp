@@ -60,7 +60,7 @@ const ErrorText& error_text(cudaError_t e) {
 struct WriteValueOp : Op {
     uint32_t *address, value;
     bool poll() override {
-        release(address);
+        if (emu_check_flag_write) { emu_check_flag_write(address, value); }
         __atomic_store_n(address, value, __ATOMIC_RELEASE);
         return true;
     }
@@ -72,18 +72,22 @@ struct WaitValueOp : Op {
     bool poll() override {
         uint32_t now = __atomic_load_n(address, __ATOMIC_ACQUIRE);
         bool met = condition == CU_STREAM_WAIT_VALUE_EQ ? now == value : (int32_t)(now - value) >= 0;
-        if (met) { acquire(address); }
+        if (met && emu_check_flag_wait) {
+            emu_check_flag_wait(address, value, condition != CU_STREAM_WAIT_VALUE_EQ);
+        }
         return met;
     }
 };
 
-// wakes and writes at once: a store by which a program may release a stream that waits for it
+// a fill of few words is also a store by which a program may release a stream that waits for it
 struct FillWordsOp : Op {
     uint32_t *address, value;
     size_t nwords;
+    enum { MAX_FLAGS = 64 };
     bool poll() override {
+        touch_write(address, nwords * 4);
         for (size_t i = 0; i < nwords; i++) {
-            release(address + i);
+            if (emu_check_flag_write && nwords <= MAX_FLAGS) { emu_check_flag_write(address + i, value); }
             __atomic_store_n(address + i, value, __ATOMIC_RELEASE);
         }
         return true;

@@ -96,7 +96,7 @@ struct Exec {
     int barrier_line, barrier_op, barrier_sum, barrier_result;
     std::vector<Stack*> idle;
     unsigned nstacks;
-    dim3 laid_out; // the block's shape that threads[] is set for
+    dim3 laid_out = dim3(0, 0, 0); // the block's shape that threads[] is set for
     Order policy;
     uint64_t random;
 };
@@ -383,6 +383,7 @@ void run_kernel(const Launch& launch) {
     }
     memset(dynamic_shared, 0xff, launch.shared_nbytes); // NaN
     position.launch++;
+    position.pack = launch.pack;
     position.dynamic = dynamic_shared;
     position.dynamic_nbytes = launch.shared_nbytes;
     position.dynamic_area_nbytes = sizeof dynamic_shared;

@@ -28,6 +28,7 @@ struct Position {
     unsigned thread;            // threadIdx, x fastest
     unsigned block_epoch;       // barriers that the block has passed
     unsigned warp_epoch;        // barriers and shuffles that the thread's warp has passed
+    const void* pack;           // the launch's arguments
     const char* dynamic;        // the launch's dynamic shared memory
     size_t dynamic_nbytes;      // as large as the launch says
     size_t dynamic_area_nbytes; // what is there; behind dynamic_nbytes it must not be touched

@@ -141,8 +141,11 @@ struct CopyOp : Op {
         for (size_t i = 0; i < height; i++) {
             char* to = dst + i * dst_pitch;
             const char* from = src ? src + i * src_pitch : nullptr;
-            if (from) { touch_read(from, width); }
-            touch_write(to, width);
+            if (!from) {
+                touch_write(to, width);
+            } else if (emu_check_copy) {
+                emu_check_copy(to, from, width);
+            }
             if (emu_check_quiet) { emu_check_quiet(1); }
             from ? memmove(to, from, width) : memset(to, value, width);
             if (emu_check_quiet) { emu_check_quiet(-1); }
