@@ -729,6 +729,7 @@ static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
     int stop = 0;
     for (tr->step = tr->first_step;; tr->step++) {
         int s = tr->step, last = s >= tr->nsteps || stop;
+        fo_group_step(tr->world, s + 1);
         if (opt->val_every > 0 && !stop && (s % opt->val_every == 0 || last) && validate(tr, err)) {
             return -1;
         }
@@ -779,6 +780,7 @@ static void rank_main(FoGroup* world, void* arg) {
     fo_require(tr != NULL, "out of memory");
     tr->opt = &run->opt, tr->world = world, tr->rank = fo_group_rank(world);
     run_open(tr);
+    fo_group_patience(world, run->opt.timeout); // all have come from a barrier
     int stop = run->opt.generate ? generate(tr, stopping) : train(tr);
     if (tr->rank == 0) { run->status = stop ? 128 + stop : 0; }
     fo_group_barrier(world);

@@ -111,6 +111,7 @@ static void run_process(int P, int n, int rank, FoRankBody body, void* arg) {
     char message[256];
 #if FO_MPI
     FoGroup* g = group_new();
+    g->rank = rank; // so that the first can say what is wrong
     fo__process_open(g);
     if (g->size != n) {
         snprintf(
@@ -217,8 +218,8 @@ double fo_group_message_s(const FoGroup* g, size_t nbytes) {
 }
 
 void fo_group_patience(FoGroup* g, double seconds) {
-    fo_require(seconds >= 0.0, "a patience of %g s", seconds);
-    g->world->patience_s = seconds > 0.0 ? seconds : FO_PATIENCE_S;
+    fo_require(seconds > 0.0, "a patience of %g s", seconds);
+    g->world->patience_s = seconds;
 }
 
 void fo_group_step(FoGroup* g, int step) {

@@ -1,9 +1,9 @@
 /* fo_comm.h -- ranks, and bytes between them: part three of the cut.
  *
- * A rank is a thread of this process (transport "local") or a process started by mpirun ("mpi", on cuda
- * "nccl"). Above this header the two are the same. Sends and receives are queued on a stream and done in its order; the sends and
- * receives between begin and end are one exchange, which progresses as a whole and is done when all of them
- * are.
+ * A rank is a thread of this process (transport "local") or a process started by mpirun ("mpi"; on cuda
+ * "nccl"). Above this header they are the same. Sends and receives are queued on a stream and done in its
+ * order; the sends and receives between begin and end are one exchange, which progresses as a whole and is
+ * done when all of them are.
  */
 #ifndef FO_COMM_H
 #define FO_COMM_H
@@ -75,13 +75,16 @@ double fo_group_message_s(const FoGroup* g, size_t nbytes);
 void fo_group_measure(FoGroup* g, FoStream* s);
 
 /* fo_group_patience -- how long ranks of g's world wait for each other, in all its groups: for the exchanges
- * begun from now on, and at barriers. Who hears nothing of a peer for so long dies and says for whom it waited.
+ * begun from now on, and at barriers. Who hears nothing of a peer for so long dies and says for whom it
+ * waited.
  *
- * seconds  0: FO_PATIENCE_S, as at the start, five minutes. Exchanges count from when they are under way, not
- *          while they queue. Where one rank works alone for long (it writes a file), let all meet at a barrier
- *          with more patience afterwards, so that no exchange has to wait for that.
+ * Exchanges count from when they are under way, not while they queue. At the start it is FO_PATIENCE_S: peers
+ * may be slow for good reason (rank 0 writes a checkpoint of many GB to a network file system), which takes
+ * minutes. Who wants less says so for the time in which no rank works alone, and lets all meet at a barrier
+ * before that time begins, so that no exchange has to wait for what came before.
  */
 void fo_group_patience(FoGroup* g, double seconds);
+#define FO_PATIENCE_S 300.0
 // what step of the program the exchanges begun from now on are part of, for messages
 void fo_group_step(FoGroup* g, int step);
 

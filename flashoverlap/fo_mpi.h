@@ -7,6 +7,8 @@
 #ifndef FO_MPI_H
 #define FO_MPI_H
 #include "flashoverlap/fo_transport.h"
+#define OMPI_SKIP_MPICXX  1 // in C++ it would want another library
+#define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #ifdef __cplusplus
 extern "C" {

@@ -14,13 +14,6 @@
 extern "C" {
 #endif
 
-/* How long a rank waits for a peer that it hears nothing from, unless fo_group_patience says otherwise: one of
- * them hangs, or ranks queued exchanges that don't match. Peers may be slow for good reason (rank 0 writes a
- * checkpoint of many GB to a network file system, or evaluates alone), which takes minutes, so less would kill
- * healthy runs; and a hang that nobody notices costs hours, so more would help nobody.
- */
-#define FO_PATIENCE_S 300.0
-
 typedef struct FoBatch FoBatch;
 
 // How bytes get from one rank to another: two are alive in one program. All fields are set.
@@ -92,7 +85,8 @@ struct FoGroup {
 void fo__exchange(FoBatch* b);
 // P groups of one world, one for each thread that is a rank; each is closed by its transport
 void fo__local_open(FoGroup* groups[], int P);
-// starts what joins the processes and fills in the group of this one; only where the build has MPI
+// starts what joins the processes and fills in the group of this one, whose rank the launcher has told; only
+// where the build has MPI
 void fo__process_open(FoGroup* g);
 
 // ---- of fo_comm.c -----------------------------------------------------------------------------------------
@@ -107,7 +101,7 @@ int fo__local_rank(int rank);
 // a user's error that all processes find: the first prints and ends them, the others wait for that
 void fo__quit_first(int rank, const char* message) __attribute__((noreturn));
 
-// ---- of fo_threads.c: the host's side of ranks that are threads --------------------------------------------
+// ---- of fo_threads.c: the host's side of ranks that are threads -------------------------------------------
 // fills in what threads share, and rank, size and nlocal
 void fo__threads_open(FoGroup* groups[], int P);
 void fo__threads_barrier(FoGroup* g);

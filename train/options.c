@@ -133,6 +133,8 @@ static const Option options[] = {
      "GBPS,US|none", "behave like a link of GBPS GB/s and US microseconds", NULL},
     {NULL,  "--pace",       DOUBLE, AT(pace), "0", 0, 1e6,
      "TFLOPS", "behave like a device of that speed; 0: as fast as it goes", NULL},
+    {NULL,  "--timeout",    DOUBLE, AT(timeout), "60", 0.1, 1e6,
+     "SECONDS", "how long a rank waits for another that it hears nothing from, before all end", NULL},
     {NULL,  "--graph",      INT, AT(graph), "0", 0, 1,
      "0|1", "cuda: queue layers and head of a micro-step by one call (a CUDA graph)", NULL},
     {NULL,  "--deterministic", INT, AT(deterministic), "0", 0, 1,

@@ -65,7 +65,8 @@ typedef struct {
     FoTopology topology;
     FoDtype wire;
     LinkOption link;
-    double pace; // TFLOP/s, 0: as fast as it goes
+    double pace;    // TFLOP/s, 0: as fast as it goes
+    double timeout; // seconds
     // instead of training
     int dry_run, world; // world: ranks of a dry run; 0: dp * up * tp
     int generate, help;

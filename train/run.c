@@ -394,7 +394,7 @@ static int load_weights(Trainer* tr, const char* path, char err[TRAIN_ERR]) {
     return 0;
 }
 
-int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
+static int write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
     FoStream* comm = g->comm[GROUP_TP];
     char path[CHECKPOINT_PATH];
@@ -427,6 +427,17 @@ int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
                               tr->opt->major_checkpoint_every, err);
     }
     return rc;
+}
+
+// Rank 0 writes what may be many GB. The others wait for it, within what is not --timeout, here: at the
+// barrier at the latest, so that no exchange of the next step does.
+int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
+    fo_group_patience(tr->world, fmax(tr->opt->timeout, FO_PATIENCE_S));
+    if (write_checkpoint(tr, err)) { return -1; }
+    fo_stream_sync(tr->gpt.comm[GROUP_TP]);
+    fo_group_barrier(tr->world);
+    fo_group_patience(tr->world, tr->opt->timeout);
+    return 0;
 }
 
 // ---- start ------------------------------------------------------------------------------------------------

@@ -269,6 +269,59 @@ static void case_stream_order(Rank* k) {
     }
 }
 
+// ---- in a graph -------------------------------------------------------------------------------------------
+enum { GRAPH_EACH = 2, GRAPH_NBYTES = 5000 }; // messages of a pair in an exchange
+
+// GRAPH_EACH messages to each peer in one exchange, from and to rows that are a peer's
+static void queue_rows(Rank* k, unsigned char* dst, const unsigned char* src) {
+    fo_comm_begin(k->g, k->s);
+    for (int i = 0; i < GRAPH_EACH * (k->P - 1); i++) {
+        int hop = 1 + i % (k->P - 1), to = (k->r + hop) % k->P, from = (k->r + k->P - hop) % k->P;
+        size_t at = (size_t)(i / (k->P - 1)) * GRAPH_NBYTES, row = (size_t)GRAPH_EACH * GRAPH_NBYTES;
+        fo_send(k->g, src + (size_t)to * row + at, GRAPH_NBYTES, to);
+        fo_recv(k->g, dst + (size_t)from * row + at, GRAPH_NBYTES, from);
+    }
+    fo_comm_end(k->g);
+}
+
+/* What each rank sends to a peer comes back from it, and the next launch sends something else: two
+ * exchanges in a graph, again and again, with one of their kind outside in between. Ranks are late at times.
+ */
+static void case_graph(Rank* k) {
+    size_t nbytes = (size_t)k->P * GRAPH_EACH * GRAPH_NBYTES;
+    unsigned char *there = device_bytes(k, nbytes, -1, 0, 0), *back = device_bytes(k, nbytes, -1, 0, 0);
+    unsigned char *src = device_bytes(k, nbytes, -1, 0, 0), *host = host_bytes(2 * nbytes);
+    unsigned char* got = host + nbytes;
+    uint64_t own = 31u * (unsigned)(k->r + 1);
+    queue_rows(k, there, src); // the first exchange of a group can't be part of a graph
+    FoGraph* graph = fo_graph_begin(k->s);
+    queue_rows(k, there, src);
+    queue_rows(k, back, there);
+    fo_graph_end(graph);
+    int right = 1;
+    for (int round = 0; round < 6; round++) {
+        pattern(host, nbytes, k->r, k->r, round);
+        fo_upload(src, host, nbytes, k->s);
+        fo_zero(back, nbytes, k->s);
+        if (random_next(&own) % 2) { usleep((useconds_t)(random_next(&own) % 3000)); }
+        fo_graph_launch(graph);
+        fo_download(got, back, nbytes, k->s);
+        fo_stream_sync(k->s);
+        for (int p = 0; p < k->P; p++) {
+            size_t row = (size_t)GRAPH_EACH * GRAPH_NBYTES;
+            right &= p == k->r || memcmp(got + (size_t)p * row, host + (size_t)p * row, row) == 0;
+        }
+        if (round % 2) { queue_rows(k, there, src); }
+    }
+    CHECK(right);
+    fo_stream_sync(k->s);
+    fo_graph_free(graph);
+    fo_free(k->d, there);
+    fo_free(k->d, back);
+    fo_free(k->d, src);
+    free(host);
+}
+
 // ---- the emulated link ------------------------------------------------------------------------------------
 typedef struct {
     unsigned char *src, *dst;
@@ -487,7 +540,8 @@ static void all_cases(FoGroup* g, int nexchanges, size_t large_nbytes) {
     if (k.P > 1) { case_random(&k, nexchanges); }
     case_ring(&k, large_nbytes, 1);
     case_measure(&k);
-    case_link(&k);
+    if (fo_device_emulates()) { case_link(&k); }
+    if (fo_device_graphs() && k.P > 1) { case_graph(&k); }
     fo_group_barrier(g);
     fo_stream_destroy(k.s);
     CHECK(fo_device_nbytes(k.d) == 0);

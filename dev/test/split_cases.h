@@ -8,8 +8,10 @@
 #ifndef SPLIT_CASES_H
 #define SPLIT_CASES_H
 #include "dev/test/comm_cases.h"
-#include "flashoverlap/cpu/cpu.h"      // fo__enqueue, fo__clock
 #include "flashoverlap/fo_transport.h" // world_ranks
+#if FO_DEVICE_CPU
+#include "flashoverlap/cpu/cpu.h" // fo__clock
+#endif
 #include <limits.h>
 
 typedef struct {
@@ -116,8 +118,7 @@ static Traffic traffic_open(Rank* k, Part* p, int tag) {
     return t;
 }
 
-static void rest_op(FoStream* s, void* args) {
-    (void)s;
+static void sleep_us(void* args) {
     usleep(*(useconds_t*)args);
 }
 
@@ -125,7 +126,7 @@ static void rest_op(FoStream* s, void* args) {
 static void traffic_queue(Traffic* t, int x, uint64_t* random) {
     Part* p = t->p;
     useconds_t us = (useconds_t)(random_next(random) % 400);
-    if (random_next(random) % 2) { fo__enqueue(p->s, rest_op, &us, sizeof us); }
+    if (random_next(random) % 2) { fo_stream_call(p->s, sleep_us, &us, sizeof us); }
     fo_comm_begin(p->g, p->s);
     for (int hop = 1; hop < p->n; hop++) {
         int own = p->world[p->r], to = p->world[to_of(p, hop)], from = p->world[from_of(p, hop)];
@@ -299,6 +300,7 @@ static void case_split_meanwhile(Rank* k) {
 }
 
 // ---- the emulated link ------------------------------------------------------------------------------------
+#if FO_DEVICE_CPU
 static void set_clock_op(FoStream* s, void* args) {
     fo__clock_set(s, *(double*)args);
 }
@@ -357,6 +359,8 @@ static void case_ports(Rank* k) {
     fo_free(k->d, dst);
 }
 
+#endif
+
 static void split_cases(FoGroup* g, int nexchanges) {
     Rank k = {.g = g, .P = fo_group_size(g), .r = fo_group_rank(g)};
     k.d = fo_device_open(k.r, fo_group_nlocal(g));
@@ -370,7 +374,9 @@ static void split_cases(FoGroup* g, int nexchanges) {
         case_storm(&k, nexchanges);
         case_split_meanwhile(&k);
     }
+#if FO_DEVICE_CPU
     case_ports(&k);
+#endif
     fo_group_barrier(g);
     fo_stream_destroy(k.s);
     CHECK(fo_device_nbytes(k.d) == 0);

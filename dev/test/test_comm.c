@@ -55,6 +55,7 @@ typedef enum {
     TOO_MANY,
     ONE_RANK_DIES,
     LINK_BACKWARDS,
+    LINK_OF_A_GPU,
     COLOR_NEGATIVE,
     WORLD_FREED,
     PART_NOT_FREED,
@@ -68,6 +69,7 @@ static void break_rule(FoGroup* g, void* arg) {
     FoStream* s = fo_stream_create(d, "comm");
     char* p = fo_malloc(d, 4096);
     if (rule == LINK_BACKWARDS) { fo_group_link(g, -1.0, 0.0); }
+    if (rule == LINK_OF_A_GPU) { fo_group_link(g, 1.0, 0.0); }
     if (rule == COLOR_NEGATIVE) { fo_group_split(g, -1); }
     if (rule == WORLD_FREED) { fo_group_free(g); }
     if (rule == PART_NOT_FREED) {
@@ -118,6 +120,7 @@ int main(void) {
     CHECK_DIES(breaks(TOO_MANY), "more than 16 receives");
     CHECK_DIES(breaks(ONE_RANK_DIES), "[rank 1]");
     CHECK_DIES(breaks(LINK_BACKWARDS), "a link of -1 GB/s");
+    if (!fo_device_emulates()) { CHECK_DIES(breaks(LINK_OF_A_GPU), "only the cpu device emulates links"); }
     CHECK_DIES(breaks(COLOR_NEGATIVE), "a group of color -1, must be 0 or more");
     CHECK_DIES(breaks(WORLD_FREED), "not by fo_group_free");
     CHECK_DIES(breaks(PART_NOT_FREED), "ended with 1 group that fo_group_free should have closed");

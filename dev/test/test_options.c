@@ -170,6 +170,7 @@ static const struct {
     {NULL, "--link", AT(link.gbytes_s), 'd', 0, NULL, "12.5,3", 12.5},
     {NULL, "--link", AT(link.us), 'd', 0, NULL, "12.5,0", 0},
     {NULL, "--pace", AT(pace), 'd', 0, NULL, "0.25", 0.25},
+    {NULL, "--timeout", AT(timeout), 'd', 60, NULL, "2.5", 2.5},
 #endif
 };
 #define NALL (sizeof all_options / sizeof all_options[0])
@@ -385,7 +386,7 @@ static void test_options_help(void) {
             CHECK(field_is(&o, i, all_options[i].fallback, all_options[i].text));
         }
     }
-    CHECK(ndefaults == 44);
+    CHECK(ndefaults == 45);
     free(text);
 }
 

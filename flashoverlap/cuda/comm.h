@@ -1,5 +1,4 @@
-/* comm.h -- what the transports of the cuda device share. Nothing outside comm*.cu sees it, but for the two
- * functions on NCCL's memory.
+/* comm.h -- what the transports of the cuda device and device.cu tell each other.
  *
  * An exchange is queued by the host's thread, there and then: its transport puts copies, waits and signals
  * (comm_local.cu) or a group of NCCL's sends and receives (comm_nccl.cu) onto the exchange's stream.
@@ -9,10 +8,14 @@
 #include "flashoverlap/cuda/cuda_common.cuh"
 #include "flashoverlap/fo_transport.h"
 
-/* Memory that NCCL can register, so that links read and write it without a copy in between: of the running
- * process's NCCL, cleared by nobody. NULL, and 0, where ranks are threads: fo_malloc then has cudaMalloc.
+/* Memory that NCCL can register, so that links read and write it without a copy in between. NULL where ranks
+ * are threads, or there is no more: fo_malloc then asks cudaMalloc.
+ * fo__nccl_free waits for what is queued on the device's streams; 0 if p is no such memory.
  */
 void* fo__nccl_malloc(size_t nbytes);
-int fo__nccl_free(void* p);
+int fo__nccl_free(FoDevice* d, void* p);
+
+// the GPU of a rank; dies, as fo_device_open does, where there is none (device.cu)
+int fo__ordinal(int rank, int nlocal);
 
 #endif

@@ -1,8 +1,8 @@
 /* comm_local.cu -- the transport between ranks that are threads of one process: pushes by the copy engines,
  * which take no SM.
  *
- * The sender copies into the receiver's buffer, whose address the receiver posts in a mailbox of the pair; the
- * hosts of the two meet there, on every exchange. On the device two things are ordered: `ready`, the
+ * The sender copies into the receiver's buffer, whose address the receiver posts in a mailbox of the pair;
+ * the hosts of the two meet there, on every exchange. On the device two things are ordered: `ready`, the
  * receiver's stream has come to the exchange, so all that used the buffer before is done, and `done`, the
  * message has landed. They are events, recorded anew by each exchange; a host's wait for the peer's word that
  * it has recorded (ready), or queued its wait (done), is what lets them be used again.

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include "flashoverlap/cuda/cuda_common.cuh"
+#include "flashoverlap/cuda/comm.h"
 #if __has_include(<nvtx3/nvToolsExt.h>) && !FO_EMU
 #include <nvtx3/nvToolsExt.h>
 #define RANGE_PUSH(name) nvtxRangePushA(name)
@@ -104,7 +104,7 @@ static void describe(FoDevice* d) {
              fo__attention_version());
 }
 
-FoDevice* fo_device_open(int rank, int nlocal) {
+int fo__ordinal(int rank, int nlocal) {
     const char* share = getenv("FO_SHARE_GPUS");
     int n = count_devices();
     if (nlocal > n && !(share && atoi(share))) {
@@ -113,10 +113,15 @@ FoDevice* fo_device_open(int rank, int nlocal) {
                 "share one",
                 nlocal, n, n == 1 ? "" : "s", n, n == 1 ? "" : "s");
     }
+    return fo__local_rank(rank) % n;
+}
+
+FoDevice* fo_device_open(int rank, int nlocal) {
+    int n = count_devices();
     FoDevice* d = (FoDevice*)calloc(1, sizeof *d);
     fo_require(d != NULL, "out of memory");
     d->rank = rank;
-    d->ordinal = rank % n;
+    d->ordinal = fo__ordinal(rank, nlocal);
     d->nsharing = (nlocal + n - 1) / n;
     CUDA(cudaSetDevice(d->ordinal));
     describe(d);
@@ -181,7 +186,9 @@ void* fo_malloc(FoDevice* d, size_t nbytes) {
     void* p = NULL;
     Block* b = (Block*)malloc(sizeof *b);
     fo_require(b != NULL, "out of memory");
-    cudaError_t err = cudaMalloc(&p, nbytes > 0 ? nbytes : 1);
+    size_t n = nbytes > 0 ? nbytes : 1;
+    p = fo__nccl_malloc(n);
+    cudaError_t err = p ? cudaSuccess : cudaMalloc(&p, n);
     if (err == cudaErrorMemoryAllocation) {
         size_t nfree = 0, total = 0;
         cudaMemGetInfo(&nfree, &total);
@@ -208,7 +215,7 @@ void fo_free(FoDevice* d, void* p) {
     fo_require(b != NULL, "memory that this device did not hand out");
     *at = b->next;
     d->nbytes -= b->nbytes;
-    CUDA(cudaFree(p));
+    if (!fo__nccl_free(d, p)) { CUDA(cudaFree(p)); }
     free(b);
 }
 

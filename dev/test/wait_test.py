@@ -1,0 +1,40 @@
+"""A process that hears nothing from another ends the run, and says for whom it waited, in which operation and step:
+exchanges and barriers that a rank never comes to, and a rank of a training run that freezes."""
+
+from program import *
+
+CASES = os.path.join(os.path.dirname(PROGRAM), "dev/test/test_comm_mpi")
+
+
+def dies_waiting(run, *texts):
+    run.wait(40)
+    check(run.rc not in (0, None), f"exit status {run.rc}: {run.name}")
+    for text in texts:
+        check(re.search(text, run.err), f"'{text}' in: {run.err}")
+
+
+def test_refused():
+    run = train("-x", 1, "--timeout", 0, quick=False).wait()
+    check(run.rc == 1 and run.err.count("\n") == 1 and "--timeout '0'" in run.err, f"{run.rc}: {run.err}")
+
+
+def test_never():
+    for case, text in ((0, r"\[rank 0\].* F1: waited 0.5 s for rank 2 to send 4096 bytes \(step 12\)"),
+                       (1, r"\[rank 0\].* F1: waited 0.5 s for rank 1 to receive 4096 bytes \(step 12\)"),
+                       (2, r"\[rank [12]\].* waited 0.5 s at a barrier")):
+        run = Run(command=["mpirun", "--oversubscribe", "-np", "3", CASES, str(case)])
+        dies_waiting(run, text)
+        check(run.seconds < 10, f"{run.seconds:.1f} s: {run.name}")
+
+
+def test_frozen():
+    run = train("-x", 1000000, "--tp", 2, "--timeout", 2, np=2, quick=False)
+    run.wait_for("step    2/")
+    ranks = run.ranks()
+    os.kill(ranks[1], signal.SIGSTOP)
+    frozen = time.time()
+    dies_waiting(run, r"\[rank 0\].* [A-Z]\w*: waited 2.0 s for rank 1 to .* bytes.* \(step \d+\)")
+    check(time.time() - frozen < 12, f"{time.time() - frozen:.1f} s after the freeze")
+
+
+main((test_refused, test_never, test_frozen) if MPI else (test_refused,))

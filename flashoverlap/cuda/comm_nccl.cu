@@ -1,0 +1,505 @@
+/* comm_nccl.cu -- the transport between ranks that are processes: NCCL's sends and receives. MPI brings the
+ * processes together (fo_mpi.c) and carries no data.
+ *
+ * Each group has a communicator of its own, so that exchanges of different groups run at the same time. An
+ * exchange is one group of calls on its stream. NCCL never gives up on a peer, so a thread of the process,
+ * the watchdog, looks after what is under way: an exchange counts from its start on the device (an event
+ * before it), until its end (one behind it). In a graph there are no such events; NCCL's own errors are seen
+ * anyway.
+ */
+#include "flashoverlap/cuda/comm.h"
+#if FO_NCCL && FO_MPI
+#include <dlfcn.h>
+#include <nccl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "flashoverlap/fo_mpi.h"
+
+namespace {
+enum { MAX_COMMS = 32, OLDEST_VERSION = NCCL_VERSION(2, 26, 0) };
+
+// NCCL's functions, looked up when a process first needs them, so that the program starts without NCCL
+struct Nccl {
+#define NCCL_FUNCTIONS(X)                                                                                  \
+    X(GetVersion)                                                                                          \
+    X(GetUniqueId)                                                                                         \
+    X(CommInitRankConfig) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(GroupStart) X(GroupEnd) \
+        X(Send) X(Recv) X(CommFinalize) X(CommDestroy) X(CommAbort) X(MemAlloc) X(MemFree) X(CommRegister) \
+            X(CommDeregister)
+#define X(name) decltype(&nccl##name) name;
+    NCCL_FUNCTIONS(X)
+#undef X
+};
+
+// an exchange that is under way
+struct Watched {
+    FoBatch* b;
+    cudaEvent_t begun, done;
+    Watched* next;
+};
+
+// of a group
+struct Comm {
+    FoGroup* group;
+    ncclComm_t comm;       // NULL in a group of one
+    int slot;              // of process->comms
+    pthread_mutex_t mutex; // of the rest, which the watchdog looks at
+    Watched *first, *last; // in the order of their queueing
+    Watched* unused;
+    double quiet_s; // how long the first has been under way
+};
+
+// memory of fo__nccl_malloc
+struct Buffer {
+    char* base;
+    size_t nbytes;
+    unsigned registered; // bit i: with comms[i]
+    void* handles[MAX_COMMS];
+    Buffer* next;
+};
+
+struct Process {
+    Nccl nccl;
+    int ordinal, ctas;
+    Buffer* buffers;
+    pthread_t watchdog;
+    pthread_mutex_t mutex; // of comms and stop
+    pthread_cond_t stopped;
+    int stop;
+    Comm* comms[MAX_COMMS];
+    int aborted; // atomic
+};
+
+// Here a rank is the process. It stands here, not in a rank's struct, for fo_die's abort and for fo_malloc,
+// which have no group at hand.
+Process* process;
+
+// ---- NCCL -------------------------------------------------------------------------------------------------
+void nccl_check(Comm* c, ncclResult_t err, int line, const char* call) {
+    const Nccl* nccl = &process->nccl;
+    if (err == ncclSuccess || err == ncclInProgress) { return; }
+    const char* detail = c && c->comm ? nccl->GetLastError(c->comm) : nccl->GetLastError(NULL);
+    fo_die(__FILE__, line, call, "NCCL: %s%s%s", nccl->GetErrorString(err), detail && detail[0] ? ": " : "",
+           detail ? detail : "");
+}
+#define NCCL(c, call) nccl_check(c, process->nccl.call, __LINE__, #call)
+
+// A communicator returns from its calls at once; until they have settled nothing else may be asked of it.
+void settle(Comm* c, const char* what) {
+    ncclResult_t state = ncclInProgress;
+    double patience = c->group->world->patience_s, quiet_s = 0.0, before = fo_now();
+    for (;;) {
+        NCCL(c, CommGetAsyncError(c->comm, &state));
+        nccl_check(c, state, __LINE__, what);
+        if (state == ncclSuccess) { return; }
+        double now = fo_now();
+        quiet_s += fo__waited_s(now - before);
+        before = now;
+        fo_require(quiet_s < patience, "waited %.1f s for NCCL to %s among %d ranks", patience, what,
+                   c->group->size);
+        fo__mpi_rest(quiet_s);
+    }
+}
+
+#if FO_EMU
+void find_functions(Nccl* nccl, int) {
+#define X(name) nccl->name = nccl##name;
+    NCCL_FUNCTIONS(X)
+#undef X
+}
+#else
+void find_functions(Nccl* nccl, int rank) {
+    char message[256];
+    void* lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!lib) {
+        snprintf(
+            message, sizeof message,
+            "ranks that are processes need NCCL 2.26 or newer (%.120s): install it, or start one process, "
+            "whose threads are then the ranks",
+            dlerror());
+        fo__quit_first(rank, message);
+    }
+#define X(name)                                                                                        \
+    nccl->name = (decltype(nccl->name))dlsym(lib, "nccl" #name);                                       \
+    if (!nccl->name) {                                                                                 \
+        snprintf(message, sizeof message, "NCCL 2.26 or newer is needed: this one has no nccl" #name); \
+        fo__quit_first(rank, message);                                                                 \
+    }
+    NCCL_FUNCTIONS(X)
+#undef X
+}
+#endif
+
+void check_version(const Nccl* nccl, int rank) {
+    char message[128];
+    int v = 0;
+    nccl->GetVersion(&v);
+    if (v < OLDEST_VERSION) {
+        snprintf(message, sizeof message, "NCCL %d.%d.%d is too old, 2.26 or newer is needed", v / 10000,
+                 v / 100 % 100, v % 100);
+        fo__quit_first(rank, message);
+    }
+}
+
+// ---- the watchdog -----------------------------------------------------------------------------------------
+int event_passed(cudaEvent_t event) {
+    cudaError_t err = cudaEventQuery(event);
+    fo_require(err == cudaSuccess || err == cudaErrorNotReady, "an exchange: %s", cudaGetErrorString(err));
+    return err == cudaSuccess;
+}
+
+// takes off the exchanges that are done; with the mutex
+void reap(Comm* c) {
+    while (c->first && event_passed(c->first->done)) {
+        Watched* x = c->first;
+        c->first = x->next;
+        c->quiet_s = 0.0;
+        free(x->b);
+        x->b = NULL;
+        x->next = c->unused;
+        c->unused = x;
+    }
+}
+
+// what the watchdog does every tenth of a second
+void look_after(Comm* c, double passed_s) {
+    ncclResult_t state = ncclSuccess;
+    if (!c->comm) { return; }
+    NCCL(c, CommGetAsyncError(c->comm, &state));
+    nccl_check(c, state, __LINE__, "exchange");
+    pthread_mutex_lock(&c->mutex);
+    reap(c);
+    const Watched* x = c->first;
+    if (x && event_passed(x->begun)) { c->quiet_s += passed_s; }
+    if (x && c->quiet_s > x->b->patience_s) { // NCCL does not say which of the messages are missing
+        fo__die_waiting(x->b, x->b->patience_s, (1u << x->b->nsends) - 1u, (1u << x->b->nrecvs) - 1u);
+    }
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void* watch(void* arg) {
+    const Comm* c = (const Comm*)arg;
+    Process* p = process;
+    double left = 1e9, before = fo_now();
+    fo_die_rank(c->group->rank);
+    CUDA(cudaSetDevice(p->ordinal)); // or asking for an event would set up GPU 0 for this process
+    pthread_mutex_lock(&p->mutex);
+    while (!p->stop) {
+        fo__cond_wait(&p->stopped, &p->mutex, &left); // a tenth of a second
+        double now = fo_now();
+        for (int i = 0; i < MAX_COMMS && !p->stop; i++) {
+            if (p->comms[i]) { look_after(p->comms[i], fo__waited_s(now - before)); }
+        }
+        before = now;
+    }
+    pthread_mutex_unlock(&p->mutex);
+    return NULL;
+}
+
+void* abort_comms(void* arg) {
+    Process* p = (Process*)arg;
+    for (int i = 0; i < MAX_COMMS; i++) {
+        if (p->comms[i] && p->comms[i]->comm) { p->nccl.CommAbort(p->comms[i]->comm); }
+    }
+    __atomic_store_n(&p->aborted, 1, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+// NCCL's kernels spin until they are told to stop; it may itself wait for a peer, so it gets 2 seconds
+void abort_all(int status) {
+    pthread_t thread;
+    if (process && pthread_create(&thread, NULL, abort_comms, process) == 0) {
+        for (int i = 0; i < 200 && !__atomic_load_n(&process->aborted, __ATOMIC_RELAXED); i++) {
+            usleep(10000);
+        }
+    }
+    MPI_Abort(MPI_COMM_WORLD, status);
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------
+// Both ends of a message must have registered their buffers, or neither: so all of fo_malloc is, with each
+// communicator at its first use there.
+void require_registered(Comm* c, const void* p) {
+    Buffer* x = process->buffers;
+    while (x && !((const char*)p >= x->base && (const char*)p < x->base + x->nbytes)) {
+        x = x->next;
+    }
+    if (x && !(x->registered >> c->slot & 1u)) {
+        NCCL(c, CommRegister(c->comm, x->base, x->nbytes, &x->handles[c->slot]));
+        settle(c, "register memory");
+        x->registered |= 1u << c->slot;
+    }
+}
+
+void deregister(Comm* c, Buffer* x) {
+    if (!(x->registered >> c->slot & 1u)) { return; }
+    NCCL(c, CommDeregister(c->comm, x->handles[c->slot]));
+    x->registered &= ~(1u << c->slot);
+}
+} // namespace
+
+void* fo__nccl_malloc(size_t nbytes) {
+    void* p = NULL;
+    if (!process || process->nccl.MemAlloc(&p, nbytes) != ncclSuccess) { return NULL; }
+    Buffer* x = (Buffer*)calloc(1, sizeof *x);
+    fo_require(x != NULL, "out of memory");
+    x->base = (char*)p, x->nbytes = nbytes, x->next = process->buffers;
+    process->buffers = x;
+    return p;
+}
+
+int fo__nccl_free(FoDevice* d, void* p) {
+    Buffer** at = process ? &process->buffers : NULL;
+    while (at && *at && (*at)->base != p) {
+        at = &(*at)->next;
+    }
+    if (!at || !*at) { return 0; }
+    Buffer* x = *at;
+    for (FoStream* s = d->streams; s; s = s->next) { // cudaFree waits, NCCL does not
+        CUDA(cudaStreamSynchronize(s->stream));
+    }
+    for (int i = 0; i < MAX_COMMS; i++) {
+        if (process->comms[i]) { deregister(process->comms[i], x); }
+    }
+    *at = x->next;
+    NCCL(NULL, MemFree(p));
+    free(x);
+    return 1;
+}
+
+namespace {
+// ---- exchanges --------------------------------------------------------------------------------------------
+// the event in front of the exchange
+Watched* watch_begin(Comm* c, FoBatch* b) {
+    pthread_mutex_lock(&c->mutex);
+    reap(c);
+    Watched* x = c->unused;
+    if (x) { c->unused = x->next; }
+    pthread_mutex_unlock(&c->mutex);
+    if (!x) {
+        x = (Watched*)calloc(1, sizeof *x);
+        fo_require(x != NULL, "out of memory");
+        CUDA(cudaEventCreateWithFlags(&x->begun, cudaEventDisableTiming));
+        CUDA(cudaEventCreateWithFlags(&x->done, cudaEventDisableTiming));
+    }
+    x->b = b;
+    x->next = NULL;
+    CUDA(cudaEventRecord(x->begun, b->stream->stream));
+    return x;
+}
+
+void watch_end(Comm* c, Watched* x) {
+    CUDA(cudaEventRecord(x->done, x->b->stream->stream));
+    pthread_mutex_lock(&c->mutex);
+    if (c->first) {
+        c->last->next = x;
+    } else {
+        c->first = x;
+    }
+    c->last = x;
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void queue_messages(Comm* c, const FoBatch* b) {
+    cudaStream_t s = b->stream->stream;
+    NCCL(c, GroupStart());
+    for (int i = 0; i < b->nrecvs; i++) {
+        const FoRecv* r = &b->recvs[i];
+        NCCL(c, Recv(r->dst, r->nbytes, ncclUint8, r->from, c->comm, s));
+    }
+    for (int i = 0; i < b->nsends; i++) {
+        const FoSend* m = &b->sends[i];
+        NCCL(c, Send(m->src, m->nbytes, ncclUint8, m->to, c->comm, s));
+    }
+    NCCL(c, GroupEnd());
+    settle(c, "begin an exchange");
+}
+
+void nccl_exchange(FoBatch* b) {
+    Comm* c = (Comm*)b->group->state;
+    FoDevice* d = b->stream->device;
+    d->reserved_sms = process->ctas;
+    for (int i = 0; i < b->nrecvs; i++) {
+        require_registered(c, b->recvs[i].dst);
+    }
+    for (int i = 0; i < b->nsends; i++) {
+        require_registered(c, b->sends[i].src);
+    }
+    Watched* x = d->capturing ? NULL : watch_begin(c, b);
+    queue_messages(c, b);
+    if (x) {
+        watch_end(c, x);
+    } else {
+        free(b);
+    }
+}
+
+// ---- groups -----------------------------------------------------------------------------------------------
+// A pair's first message sets up the connection, for which both hosts are needed: all pairs now, both ways.
+void warm_up(Comm* c) {
+    int P = c->group->size, r = c->group->rank;
+    cudaStream_t s;
+    char* p;
+    CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    CUDA(cudaMalloc(&p, 2 * (size_t)P));
+    NCCL(c, GroupStart());
+    for (int i = 1; i < P; i++) {
+        int to = (r + i) % P, from = (r + P - i) % P;
+        NCCL(c, Send(p + to, 1, ncclUint8, to, c->comm, s));
+        NCCL(c, Recv(p + P + from, 1, ncclUint8, from, c->comm, s));
+    }
+    NCCL(c, GroupEnd());
+    settle(c, "connect");
+    double patience = c->group->world->patience_s, quiet_s = 0.0, before = fo_now();
+    for (cudaError_t err; (err = cudaStreamQuery(s)) != cudaSuccess;) {
+        fo_require(err == cudaErrorNotReady, "first messages: %s", cudaGetErrorString(err));
+        double now = fo_now();
+        quiet_s += fo__waited_s(now - before);
+        before = now;
+        fo_require(quiet_s < patience, "waited %.1f s for the first messages among %d ranks", patience, P);
+        fo__mpi_rest(quiet_s);
+    }
+    CUDA(cudaFree(p));
+    CUDA(cudaStreamDestroy(s));
+}
+
+// collective over g, whose MPI part is open
+void connect(FoGroup* g) {
+    Comm* c = (Comm*)calloc(1, sizeof *c);
+    fo_require(c != NULL, "out of memory");
+    c->group = g;
+    pthread_mutex_init(&c->mutex, NULL);
+    g->state = c;
+    if (g->size == 1) { return; }
+    ncclUniqueId id;
+    if (g->rank == 0) { NCCL(c, GetUniqueId(&id)); }
+    fo__mpi_barrier(g); // so that the next call, which waits with the lock, waits for nobody
+    pthread_mutex_lock(g->mpi->lock);
+    mpi_check(MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, g->mpi->comm));
+    pthread_mutex_unlock(g->mpi->lock);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    config.minCTAs = 1;
+    config.maxCTAs = process->ctas;
+    config.splitShare = 0;
+    NCCL(c, CommInitRankConfig(&c->comm, g->size, id, g->rank, &config));
+    settle(c, "open a communicator");
+    warm_up(c);
+    pthread_mutex_lock(&process->mutex);
+    while (c->slot < MAX_COMMS && process->comms[c->slot]) {
+        c->slot++;
+    }
+    fo_require(c->slot < MAX_COMMS, "more than %d groups of a rank at once", MAX_COMMS);
+    process->comms[c->slot] = c;
+    pthread_mutex_unlock(&process->mutex);
+}
+
+void disconnect(Comm* c) {
+    fo__mpi_barrier(c->group); // nobody sends any more
+    pthread_mutex_lock(&process->mutex);
+    process->comms[c->slot] = NULL;
+    pthread_mutex_unlock(&process->mutex);
+    for (Buffer* x = process->buffers; x; x = x->next) {
+        deregister(c, x);
+    }
+    reap(c);
+    fo_require(!c->first, "a group ends with an exchange under way");
+    for (Watched* x = c->unused; x;) {
+        Watched* next = x->next;
+        CUDA(cudaEventDestroy(x->begun));
+        CUDA(cudaEventDestroy(x->done));
+        free(x);
+        x = next;
+    }
+    NCCL(c, CommFinalize(c->comm));
+    settle(c, "close a communicator");
+    NCCL(c, CommDestroy(c->comm));
+}
+
+void nccl_split(FoGroup* g, int color, FoGroup* part) {
+    fo__mpi_split(g, color, part);
+    part->transport = g->transport;
+    connect(part);
+}
+
+void process_close(void) {
+    Process* p = process;
+    pthread_mutex_lock(&p->mutex);
+    p->stop = 1;
+    pthread_cond_broadcast(&p->stopped);
+    pthread_mutex_unlock(&p->mutex);
+    pthread_join(p->watchdog, NULL);
+    pthread_mutex_destroy(&p->mutex);
+    pthread_cond_destroy(&p->stopped);
+    process = NULL;
+    free(p);
+}
+
+void nccl_close(FoGroup* g) {
+    Comm* c = (Comm*)g->state;
+    if (c->comm) { disconnect(c); }
+    pthread_mutex_destroy(&c->mutex);
+    if (g->world == g) { process_close(); }
+    free(c);
+    fo__mpi_close(g);
+}
+
+const FoTransport NCCL_TRANSPORT = {"nccl", nccl_exchange, fo__mpi_barrier, nccl_split, nccl_close};
+
+// blocks that a communicator's kernels may have at once: FO_NCCL_CTAS, or 8
+int ctas_of_environment(int rank) {
+    char message[128];
+    const char* text = getenv("FO_NCCL_CTAS");
+    if (!text) { return 8; }
+    int n = atoi(text);
+    if (n < 1 || n > 32) {
+        snprintf(message, sizeof message, "FO_NCCL_CTAS=%.40s: want 1 to 32", text);
+        fo__quit_first(rank, message);
+    }
+    return n;
+}
+} // namespace
+
+void fo__process_open(FoGroup* g) {
+    // MPI only brings processes together: its plain parts do, and leave the network cards to NCCL
+    setenv("OMPI_MCA_pml", "ob1", 0);
+    setenv("OMPI_MCA_btl", "self,vader,tcp", 0);
+    // communicators of a rank are launched in the program's order, which is the same on all ranks
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    fo__mpi_open(g);
+    Process* p = (Process*)calloc(1, sizeof *p);
+    fo_require(p != NULL, "out of memory");
+    find_functions(&p->nccl, g->rank);
+    check_version(&p->nccl, g->rank);
+    p->ctas = ctas_of_environment(g->rank);
+    p->ordinal = fo__ordinal(g->rank, g->nlocal);
+    CUDA(cudaSetDevice(p->ordinal));
+    pthread_mutex_init(&p->mutex, NULL);
+    fo__cond_init(&p->stopped);
+    process = p;
+    fo_die_rank(g->rank);
+    fo_die_abort(abort_all);
+    g->transport = &NCCL_TRANSPORT;
+    connect(g);
+    int err = pthread_create(&p->watchdog, NULL, watch, g->state);
+    fo_require(err == 0, "no thread for the watchdog: %s", strerror(err));
+}
+
+#else // ranks are threads
+void* fo__nccl_malloc(size_t) {
+    return NULL;
+}
+
+int fo__nccl_free(FoDevice*, void*) {
+    return 0;
+}
+
+#if FO_MPI
+void fo__process_open(FoGroup* g) {
+    fo__quit_first(g->rank,
+                   "several processes were started, but this program was built without NCCL: install NCCL's "
+                   "headers and build again, or start one process, whose threads are then the ranks");
+}
+#endif
+#endif
