@@ -21,12 +21,13 @@ folder = build/$(1)-$(PRECISION)$(if $(filter 1,$(MPI)),-mpi)$(SAN:%=-%)$(if $(f
 B := $(call folder,$(DEVICE))
 
 NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
+NO_CUDA := $(if $(filter cpu,$(DEVICE)),%/test_attention_calls.c)
 NEUTRAL := $(filter-out $(NO_MPI),$(wildcard flashoverlap/*.c train/*.c data/*.c))
 DEVICES := $(if $(filter cpu,$(DEVICE)),$(wildcard flashoverlap/cpu/*.c),$(wildcard flashoverlap/cuda/*.cu))
 EMU     := $(if $(filter emu,$(DEVICE)),$(filter-out $(if $(filter check,$(SAN)),,%/check.cpp %/check_host.cpp),$(wildcard dev/emu/*.cpp)))
 LIB     := $(patsubst %,$(B)/%.o,$(NEUTRAL) $(filter-out $(NO_MPI),$(DEVICES)))
 WHOLE   := $(EMU:%=$(B)/%.o) # linked as they are: the emulator's parts find each other without asking
-TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI),$(wildcard dev/test/test_*.c))) \
+TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI) $(NO_CUDA),$(wildcard dev/test/test_*.c))) \
            $(patsubst %.cu,$(B)/%,$(wildcard test_*.cu dev/test/test_*.cu))
 SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py,$(wildcard dev/test/*.sh dev/test/*.py))
 BENCHES := $(patsubst %.c,$(B)/%,$(wildcard dev/bench/*.c))

@@ -13,11 +13,12 @@ void fo__attention_free(struct FoAttention* a) {
 #endif
 }
 
-const char* fo__attention_version(void) {
+const char* fo__attention_version(FoDevice* d) {
 #if FO_CUDNN
-    return fo__cudnn_version();
+    return fo__cudnn_state(d);
 #else
-    return ", own attention kernels";
+    (void)d;
+    return "own attention kernels";
 #endif
 }
 

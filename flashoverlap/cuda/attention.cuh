@@ -28,10 +28,10 @@ int fo__cudnn_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, cons
                        const float* lse, size_t row0, size_t n, FoLayout l, int NH, int hs, FoStream* s);
 int fo__cudnn_backward_kv(float* dq, floatX* dkv, const floatX* dout, const floatX* qkv, const floatX* out,
                           const float* lse, size_t row0, size_t n, FoLayout l, int NH, int hs, FoStream* s);
+// "cuDNN 9.19.0", or with it why it isn't used; for people
+const char* fo__cudnn_state(FoDevice* d);
 // the device's cuDNN handle and plans, which the functions above make and keep in device->attention
 void fo__cudnn_free(struct FoAttention* a);
-// ", cuDNN 9.19.0", of the library that is loaded, or why there is none
-const char* fo__cudnn_version(void);
 #endif
 
 // ---- own kernels ------------------------------------------------------------------------------------------

@@ -92,8 +92,8 @@ const char* fo__matmul_version(void);
 // TFLOP/s that a large GEMM of floatX reaches, measured; some milliseconds
 double fo__matmul_tflops(FoDevice* d);
 void fo__matmul_free(struct FoMatmul* m); // by fo_device_close
-// ", cuDNN 9.19.0" or why there is none, for people
-const char* fo__attention_version(void);
+// "cuDNN 9.19.0", or why it isn't used, for people
+const char* fo__attention_version(FoDevice* d);
 void fo__attention_free(struct FoAttention* a); // by fo_device_close
 
 // ---- launches ---------------------------------------------------------------------------------------------

@@ -100,8 +100,8 @@ static void describe(FoDevice* d) {
         fo_quit(1, "GPU %d (%s) has compute capability %d.%d, this program wants 8.0 or newer", d->ordinal,
                 p.name, p.major, p.minor);
     }
-    snprintf(d->name, sizeof d->name, "cuda, %.60s, %d SMs, %s%s", p.name, d->nsm, fo__matmul_version(),
-             fo__attention_version());
+    snprintf(d->name, sizeof d->name, "cuda, %.60s, %d SMs, %s, %s", p.name, d->nsm, fo__matmul_version(),
+             fo__attention_version(d));
 }
 
 int fo__ordinal(int rank, int nlocal) {
