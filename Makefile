@@ -28,7 +28,7 @@ EMU     := $(if $(filter emu,$(DEVICE)),$(filter-out $(if $(filter check,$(SAN))
 LIB     := $(patsubst %,$(B)/%.o,$(NEUTRAL) $(filter-out $(NO_MPI),$(DEVICES)))
 WHOLE   := $(EMU:%=$(B)/%.o) # linked as they are: the emulator's parts find each other without asking
 TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI) $(NO_CUDA),$(wildcard dev/test/test_*.c))) \
-           $(patsubst %.cu,$(B)/%,$(wildcard test_*.cu dev/test/test_*.cu))
+           $(patsubst %.cu,$(B)/%,$(wildcard test_*.cu dev/test/test_*.cu $(if $(filter emu,$(DEVICE)),dev/emu/test/test_*.cu)))
 SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py,$(wildcard dev/test/*.sh dev/test/*.py))
 BENCHES := $(patsubst %.c,$(B)/%,$(wildcard dev/bench/*.c))
 
@@ -91,13 +91,17 @@ $(B)/flashoverlap/cuda/%.cu.o: flashoverlap/cuda/%.cu Makefile
 	@mkdir -p $(@D)
 	@echo 'CXX  $<'
 	@$(CXX) -x c++ $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) $(CHECK) -c $< -o $@ && $(RENAME) $@
+$(B)/dev/emu/test/%.cu.o: dev/emu/test/%.cu Makefile
+	@mkdir -p $(@D)
+	@echo 'CXX  $<'
+	@$(CXX) -x c++ $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) $(CHECK) -c $< -o $@ && $(RENAME) $@
 # the emulator itself is never instrumented
 $(B)/dev/emu/%.cpp.o: dev/emu/%.cpp Makefile
 	@mkdir -p $(@D)
 	@echo 'CXX  $<'
 	@$(CXX) $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) -c $< -o $@
 endif
-# .cu files outside flashoverlap/cuda/ are written in the C that is also C++
+# .cu files outside these folders are written in the C that is also C++
 $(B)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo 'CC   $<'

@@ -10,6 +10,7 @@
 #include "dev/emu/stream.h"
 #include <algorithm>
 #include <pthread.h>
+#include <signal.h>
 #include <string>
 #include <sys/mman.h>
 #include <vector>
@@ -38,6 +39,7 @@ emu_switch_stack:
 .size emu_switch_stack,.-emu_switch_stack
 )");
 extern "C" {
+void __asan_init(void) EMU_WEAK;
 void emu_switch_stack(void** save, void* to);
 void __asan_poison_memory_region(const volatile void*, size_t) EMU_WEAK;
 void __asan_unpoison_memory_region(const volatile void*, size_t) EMU_WEAK;
@@ -99,6 +101,7 @@ struct Exec {
     dim3 laid_out = dim3(0, 0, 0); // the block's shape that threads[] is set for
     Order policy;
     uint64_t random;
+    pthread_t thread; // the device thread
 };
 Exec* exec;
 
@@ -331,6 +334,34 @@ void lay_out(Exec& e, const dim3& block) {
     }
 }
 
+// a fault inside a kernel: says where. One elsewhere is dealt with as if this were not here
+void on_fault(int signal, siginfo_t* info, void*) {
+    if (position.inside && pthread_equal(exec->thread, pthread_self())) {
+        const char* base = exec->stack ? exec->stack->base : nullptr;
+        bool overflow =
+            base && (const char*)info->si_addr >= base && (const char*)info->si_addr < base + PAGE_NBYTES;
+        die("fault: kernel %s, block (%u, %u, %u), thread %u %s %p", exec->launch->name, blockIdx.x,
+            blockIdx.y, blockIdx.z, position.thread, overflow ? "has used up its stack, at" : "uses address",
+            info->si_addr);
+    }
+    struct sigaction otherwise = {};
+    otherwise.sa_handler = SIG_DFL;
+    sigaction(signal, &otherwise, nullptr);
+}
+
+void catch_faults() {
+    static char room[64 << 10]; // the handler's stack: the kernel's may be what has run out
+    stack_t stack = {};
+    struct sigaction action = {};
+    stack.ss_sp = room;
+    stack.ss_size = sizeof room;
+    sigaltstack(&stack, nullptr);
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, nullptr);
+    sigaction(SIGBUS, &action, nullptr);
+}
+
 Exec* create_exec() {
     Exec* e = new Exec();
     const char* order = getenv("FO_EMU_ORDER");
@@ -340,6 +371,7 @@ Exec* create_exec() {
     if (e->policy == FORWARD && strcmp(order, "forward")) {
         die("FO_EMU_ORDER=%s: want forward, reverse or random:SEED", order);
     }
+    e->thread = pthread_self();
     e->random = 0x9e3779b97f4a7c15ull + (seed ? strtoull(seed + 1, nullptr, 10) * 0x2545f4914f6cdd1dull : 0);
     if (__sanitizer_start_switch_fiber) { // it must know where the device thread's own stack lies
         pthread_attr_t attributes;
@@ -370,7 +402,10 @@ void run_block(Exec& e, unsigned long block) {
 } // namespace
 
 void run_kernel(const Launch& launch) {
-    if (!exec) { exec = create_exec(); }
+    if (!exec) {
+        exec = create_exec();
+        if (!__asan_init) { catch_faults(); } // AddressSanitizer says more
+    }
     Exec& e = *exec;
     e.launch = &launch;
     lay_out(e, launch.block);

@@ -108,6 +108,7 @@ struct Runtime {
     bool peer[MAX_DEVICES][MAX_DEVICES] = {};
     // the device thread sleeps on `pushed`
     std::atomic<int> pushed{0}, dozing{0};
+    std::atomic<unsigned long> nfinished{0}; // operations
     std::atomic<double> last_call{0.0};
 };
 Runtime& runtime();

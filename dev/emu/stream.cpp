@@ -212,6 +212,19 @@ cudaError_t enqueue(const char* call, cudaStream_t s, Op* op) {
     return cudaSuccess;
 }
 
+namespace {
+void report_stall(Runtime& rt) {
+    std::string text;
+    Guard guard(rt.lock);
+    for (CUstream_st* s : rt.streams) {
+        if (s->first) {
+            text += "; " + s->name + " of device " + std::to_string(s->device) + ": " + s->first->what;
+        }
+    }
+    die("stall: a host thread waits, and nothing has got on for %g s%s", rt.stall_ms / 1e3, text.c_str());
+}
+} // namespace
+
 void wait_for(CUstream_st* s, unsigned long target) {
     Runtime& rt = runtime();
     Wait wait;
@@ -223,8 +236,15 @@ void wait_for(CUstream_st* s, unsigned long target) {
         rt.waits.push_back(&wait);
         wake_device_thread(rt);
     }
+    unsigned long seen = rt.nfinished;
+    double since = now_ms();
     while (!wait.done) {
-        futex_wait(&wait.done, 0, -1);
+        futex_wait(&wait.done, 0, (long)(std::min(rt.stall_ms / 4.0, 1000.0) * 1e3));
+        if (rt.nfinished != seen) {
+            seen = rt.nfinished;
+            since = now_ms();
+        }
+        if (!wait.done && now_ms() - since > rt.stall_ms) { report_stall(rt); }
     }
 }
 
@@ -260,6 +280,7 @@ void take_off(Runtime& rt, CUstream_st* s) {
     if (!s->first) { s->last = nullptr; }
     s->started = false;
     s->ndone++;
+    rt.nfinished++;
     auto met = [s](Wait* w) {
         if (w->stream != s || s->ndone < w->target) { return false; }
         std::atomic<int>* word = &w->done;
@@ -358,30 +379,13 @@ bool random_round(Runtime& rt) {
     return step_any(rt, busy);
 }
 
-void report_stall(Runtime& rt) {
-    std::string text;
-    Guard guard(rt.lock);
-    for (CUstream_st* s : rt.streams) {
-        if (s->first) {
-            text += "; " + s->name + " of device " + std::to_string(s->device) + ": " + s->first->what;
-        }
-    }
-    die("stall: a host thread waits, and nothing has got on for %g s%s", rt.stall_ms / 1e3, text.c_str());
-}
-
 bool any_busy(Runtime& rt) {
     Guard guard(rt.lock);
     return std::any_of(rt.streams.begin(), rt.streams.end(), [](CUstream_st* s) { return s->first; });
 }
 
-bool any_wait(Runtime& rt) {
-    Guard guard(rt.lock);
-    return !rt.waits.empty();
-}
-
 void* device_thread(void* arg) {
     Runtime& rt = *(Runtime*)arg;
-    double idle_since = 0.0; // 0: it isn't
     long nap_us = 0;
     if (emu_check_device_thread) { emu_check_device_thread(); }
     for (;;) {
@@ -389,13 +393,10 @@ void* device_thread(void* arg) {
         if (rt.schedule == EAGER  ? step_any(rt, busy_streams(rt))
             : rt.schedule == LAZY ? lazy_round(rt)
                                   : random_round(rt)) {
-            idle_since = 0.0;
             nap_us = 0;
             continue;
         }
         bool busy = any_busy(rt);
-        idle_since = !busy ? 0.0 : idle_since == 0.0 ? now_ms() : idle_since;
-        if (busy && now_ms() - idle_since > rt.stall_ms && any_wait(rt)) { report_stall(rt); }
         nap_us = std::min(nap_us * 2 + 20, 1000l);
         rt.dozing = 1;
         futex_wait(&rt.pushed, seen, busy ? nap_us : -1);

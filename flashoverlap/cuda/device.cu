@@ -531,6 +531,9 @@ FoStream* fo_stream_create(FoDevice* d, const char* name) {
     CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA(cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking,
                                       strncmp(name, "comm", 4) == 0 ? highest : lowest));
+#if FO_EMU
+    fo_emu_name_stream(s->stream, name);
+#endif
     s->next = d->streams;
     d->streams = s;
     return s;

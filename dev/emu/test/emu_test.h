@@ -1,14 +1,25 @@
 /* emu_test.h -- what the tests of the emulator share: launches, and tests in a child process of their own,
  * since the emulator reads its environment once.
  *
- * The tests say what CUDA promises: but for the messages and the emulator's own variables, they hold on a GPU.
+ * The tests say what CUDA promises: but for messages and the emulator's own variables they hold on a GPU.
  */
 #ifndef EMU_TEST_H
 #define EMU_TEST_H
+#include "dev/emu/check.h"
 #include "dev/emu/emu.h"
 #include "dev/test/check.h"
 #include <cuda_runtime.h>
 #include <stdlib.h>
+
+// is it an AddressSanitizer build, is the checker there? They report some of what is done here on purpose
+#ifdef __SANITIZE_ADDRESS__
+enum { ASAN = 1 };
+#else
+enum { ASAN = 0 };
+#endif
+static inline bool checked(void) {
+    return emu_check_context != nullptr;
+}
 
 #define OK(call) CHECK((call) == cudaSuccess)
 

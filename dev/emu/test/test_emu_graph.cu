@@ -107,7 +107,30 @@ static void replay(void) {
     OK(cudaGraphExecDestroy(exec));
 }
 
-// a flag that a stream outside waits for, and events recorded and awaited across the border
+// nothing follows the join: the next launch, on another stream, comes after the branch all the same
+static void join_last(void) {
+    Work w = new_work();
+    cudaStream_t other = new_stream();
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    OK(cudaStreamBeginCapture(w.a, cudaStreamCaptureModeThreadLocal));
+    launch(add, 1, N, 0, w.a, w.x, 1);
+    OK(cudaEventRecord(w.fork, w.a));
+    OK(cudaStreamWaitEvent(w.b, w.fork, 0));
+    launch(multiply, 1, N, 0, w.b, w.x, 3);
+    OK(cudaEventRecord(w.join, w.b));
+    OK(cudaStreamWaitEvent(w.a, w.join, 0));
+    OK(cudaStreamEndCapture(w.a, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    int want = 0;
+    for (int i = 0; i < 10; i++) {
+        OK(cudaGraphLaunch(exec, i % 2 ? w.a : other));
+        want = (want + 1) * 3;
+    }
+    CHECK(fetch(w.x, w.a) == want);
+}
+
+// events recorded and awaited across the border
 static void across_the_border(void) {
     Work w = new_work();
     cudaStream_t outside = new_stream();
@@ -259,6 +282,7 @@ static void refusals(void) {
 
 int main(void) {
     IN_SCHEDULES(replay);
+    IN_SCHEDULES(join_last);
     IN_SCHEDULES(across_the_border);
     IN_SCHEDULES(memory_operations);
     IN_CHILD(refusals, "FO_EMU_SCHED", "eager");
