@@ -1,16 +1,18 @@
-/* check.cpp -- the emulator's checker: what a compiler's -fsanitize=thread calls at each access to memory, defined
- * here with CUDA's rules instead of a library's. It finds, whatever schedule happened to run,
+/* check.cpp -- the emulator's checker: what a compiler's -fsanitize=thread calls at each access to memory,
+ * defined here with CUDA's rules instead of a library's. It finds, whatever schedule happened to run,
  *
- *   missing stream waits, on device memory and on pinned host memory, among the streams of all devices and all
- *   host threads; memory that is out of bounds, freed or never written; device memory used by the host, and
- *   the host's by a kernel; races between the threads of a kernel, in shared and in global memory.
+ *   missing stream waits, on device memory and on pinned host memory, among the streams of all devices and
+ *   all host threads; memory that is out of bounds, freed or never written; device memory used by the host,
+ *   and the host's by a kernel; races between the threads of a kernel, in shared and in global memory.
  *
- * Each context (a stream, a host thread) has a vector clock; check.h says what orders them. Every two bytes of the
- * arena have a Cell that says which run of an operation wrote and read them last, and where in its kernel. An
- * access is right if those come before it. So a race is found whichever of its two sides ran first.
+ * Each context (a stream, a host thread) has a vector clock; check.h says what orders them. Every two bytes
+ * of the arena have a Cell that says which run of an operation wrote and read them last, and where in its
+ * kernel. An access is right if those come before it. So a race is found whichever of its two sides ran first.
  * Host threads order each other by check_host.cpp and by atomics; a stream never is by those.
  *
- * Pairs of bytes share a cell: two threads may not write the two bytes of one.
+ * A report is one line on stderr, "emu: KIND: ...", and the process ends with status 66. FO_EMU_KEEP_GOING=1:
+ * after at most 20 reports, when the program ends. Addresses that the emulator does not hand out are the
+ * host's own and nobody's business. Pairs of bytes share a cell: two threads may not write the two of one.
  */
 #include "dev/emu/check.h"
 #include "dev/emu/exec.h"
@@ -31,6 +33,8 @@
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#define FAST inline __attribute__((always_inline)) // on the way of every access
 
 namespace {
 enum : uint32_t {
@@ -169,8 +173,8 @@ struct Place {
 enum : uint32_t { WARPS = emu::MAX_THREADS, BLOCK = 2 * WARPS };
 
 /* Here -- the device thread's place. Places are counted from 1 in each launch. Those below `first` belong to
- * earlier blocks, of which nothing more needs to be known than that they aren't this one; those below `barrier`
- * come before all that the block does now. The threads of the others are in `places`.
+ * earlier blocks, of which nothing more needs to be known than that they aren't this one; those below
+ * `barrier` come before all that the block does now. The threads of the others are in `places`.
  */
 struct Here {
     struct {
@@ -471,15 +475,15 @@ std::string describe_place(uint32_t place) {
     return thread == BLOCK ? "several warps of the same block" : "several lanes of the same warp";
 }
 
-/* report -- one line: "emu: KIND: who reads or writes, where; what about it". Ends the process, or counts. The
- * same thing at the same place of the program is said once.
+/* report -- one line: "emu: KIND: who reads or writes, where; what about it". Ends the process, or counts.
+ * An operation's mistake of one kind is said once.
  */
 [[gnu::noinline]] void report(const char* kind, const Context& c, const Access& x, uintptr_t a,
                               const std::string& rest) {
     Global& g = global();
     Guard guard(g.lock);
     if (self.quiet > 0 || g.nreports >= (int)MAX_REPORTS) { return; }
-    if (!g.reported.insert(format("%s %s %s %p", kind, c.who, c.what, x.pc)).second) { return; }
+    if (!g.reported.insert(format("%s %s %s", kind, c.who, c.what)).second) { return; }
     g.nreports++;
     self.quiet++;
     std::string at =
@@ -600,8 +604,7 @@ inline uintptr_t address_of(const Cell& cell, const Access& x) {
 }
 
 // these functions return false after a report
-inline __attribute__((always_inline)) bool read_cells(Context& c, Cell* cell, const Cell* end,
-                                                      const Access& x) {
+FAST bool read_cells(Context& c, Cell* cell, const Cell* end, const Access& x) {
     const uint32_t run = c.run, place = x.kernel ? here.place : 0;
     for (; cell < end; cell++) {
         uint32_t w = cell->written;
@@ -619,8 +622,7 @@ inline __attribute__((always_inline)) bool read_cells(Context& c, Cell* cell, co
     return true;
 }
 
-inline __attribute__((always_inline)) bool write_cells(Context& c, Cell* cell, const Cell* end,
-                                                       const Access& x) {
+FAST bool write_cells(Context& c, Cell* cell, const Cell* end, const Access& x) {
     const uint32_t run = c.run, place = x.kernel ? here.place : 0;
     const uint32_t writer = x.atomic ? place | ATOMIC : place;
     for (; cell < end; cell++) {
@@ -638,7 +640,7 @@ inline __attribute__((always_inline)) bool write_cells(Context& c, Cell* cell, c
     return true;
 }
 
-inline __attribute__((always_inline)) bool touch_cells(Context& c, const Access& x) {
+FAST bool touch_cells(Context& c, const Access& x) {
     Cell* first = cells + (x.a - arena) / 2;
     const Cell* end = cells + (x.a - arena + x.nbytes + 1) / 2;
     return x.write ? write_cells(c, first, end, x) : read_cells(c, first, end, x);
@@ -676,7 +678,7 @@ inline __attribute__((always_inline)) bool touch_cells(Context& c, const Access&
     touch_cells(c, x);
 }
 
-inline __attribute__((always_inline)) void touch_by_kernel(const Access& x) {
+FAST void touch_by_kernel(const Access& x) {
     Context& c = *self.now;
     find_here();
     uint8_t kind = kinds[(x.a - arena) / LINE];
@@ -689,7 +691,7 @@ inline __attribute__((always_inline)) void touch_by_kernel(const Access& x) {
 
 // ---- shared memory ----------------------------------------------------------------------------------------
 // cells of a kernel's shared memory: what earlier launches and blocks left in them doesn't count
-inline __attribute__((always_inline)) void touch_shared(Cell* cell, const Cell* end, const Access& x) {
+FAST void touch_shared(Cell* cell, const Cell* end, const Access& x) {
     Context& c = *self.now;
     find_here();
     const uint32_t run = c.run, place = here.place, writer = x.atomic ? place | ATOMIC : place;
@@ -736,8 +738,7 @@ inline __attribute__((always_inline)) void touch_shared(Cell* cell, const Cell* 
     find_here();
     if (at >= p.dynamic_area_nbytes) {
         uintptr_t stack = (uintptr_t)__builtin_frame_address(0);
-        bool fine = x.a - image < image_nbytes || x.a - (stack - STACK_NBYTES) < 2 * STACK_NBYTES ||
-                    x.a - here.pack < here.pack_nbytes;
+        bool fine = x.a - (stack - STACK_NBYTES) < 2 * STACK_NBYTES || x.a - here.pack < here.pack_nbytes;
         if (!fine) { report("host memory in a kernel", *self.now, x, x.a, ""); }
         return;
     }
@@ -750,8 +751,7 @@ inline __attribute__((always_inline)) void touch_shared(Cell* cell, const Cell* 
 }
 
 // every access of instrumented code comes here
-inline __attribute__((always_inline)) void touch(uintptr_t a, size_t nbytes, bool write, bool atomic,
-                                                 void* pc) {
+FAST void touch(uintptr_t a, size_t nbytes, bool write, bool atomic, void* pc) {
     bool in_arena = a - arena < arena_nbytes;
     if (!self.device) {
         if (in_arena) { touch_by_host(Access{a, nbytes, write, atomic, false, false, pc}); }
@@ -763,7 +763,8 @@ inline __attribute__((always_inline)) void touch(uintptr_t a, size_t nbytes, boo
         touch_by_kernel(x);
     } else if (a - local < local_nbytes) {
         touch_shared(local_cells + (a - local) / 2, local_cells + (a - local + nbytes + 1) / 2, x);
-    } else {
+    } else if (a - image >= image_nbytes ||
+               a - (uintptr_t)emu::position.dynamic < emu::position.dynamic_area_nbytes) {
         touch_by_kernel_elsewhere(x);
     }
 }
@@ -1005,8 +1006,8 @@ void* emu_check_memset(void* to, int value, size_t nbytes) {
 
 // ---- atomics ----------------------------------------------------------------------------------------------
 namespace {
-/* Those of kernels count as accesses. One by which a host thread sees another's value orders it after what the
- * other has done. In pinned memory a word may come from a stream's memory operation too, or go to one.
+/* Those of kernels count as accesses. One by which a host thread sees another's value orders it after what
+ * the other has done. In pinned memory a word may come from a stream's memory operation too, or go to one.
  */
 inline bool acquires(int order) {
     return !self.device && order != __ATOMIC_RELAXED && order != __ATOMIC_RELEASE;

@@ -34,9 +34,9 @@ void emu_check_acquire(const void* sync) EMU_WEAK; // of an address never releas
 // adds to the last release instead: for what several contexts release before one acquires
 void emu_check_release_too(const void* sync) EMU_WEAK;
 void emu_check_forget(const void* sync) EMU_WEAK; // no acquire will follow
-// a stream's memory operations. A wait comes after the earliest of the last writes in a row that satisfy it, not
-// after the one that
-// it happened to see. A flag counts as written, but nothing needs to come after a write or a wait's reading
+// memory operations of streams, and atomics of host threads on pinned memory. A wait comes after the earliest
+// of the last writes in a row that satisfy it, not after the one that it happened to see. A flag counts as
+// written; but nothing has to come after its writes, nor they after anything
 void emu_check_flag_write(const void* flag, unsigned value) EMU_WEAK;
 void emu_check_flag_wait(const void* flag, unsigned value, int at_least) EMU_WEAK; // 0: equal
 

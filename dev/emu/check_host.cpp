@@ -1,9 +1,9 @@
-/* check_host.cpp -- how host threads order each other, for check.cpp: mutexes, conditions, barriers, the start and
- * the end of threads. (Atomics are in check.cpp.)
+/* check_host.cpp -- how host threads order each other, for check.cpp: mutexes, conditions, barriers, the
+ * start and the end of threads. (Atomics are in check.cpp.)
  *
- * The build renames these calls in instrumented code (check.syms): the emulator's own locks, MPI's and the C library's go
- * past this file and order nothing. Only clocks of host threads are touched, and those of streams while a
- * host function runs; streams are ordered by what CUDA says alone.
+ * The build renames these calls in instrumented code (check.syms), so the locks of the emulator, of MPI and
+ * of the C library go past this file and order nothing. Only the clocks of host threads are touched; streams
+ * are ordered by what CUDA says alone.
  */
 #include "dev/emu/check.h"
 #include <pthread.h>

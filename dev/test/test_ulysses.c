@@ -133,8 +133,9 @@ static void want_whole_numbers(Rank* k, Want* w, int call) {
     FoHeads h = heads_of(k, k->r);
     size_t rows = k->N * (size_t)k->U, own = fo_heads_width(&h, k->u), before = fo_heads_before(&h, k->u);
     int qkvw = of_rank(QKVW, k->r), qkvb = of_rank(QKVB, k->r), attw = of_group(ATTW, call, k->r, k->u);
-    w->qkv = (int*)allocate(k, rows * 3 * own * sizeof(int));
-    w->datt = (int*)allocate(k, rows * own * sizeof(int));
+    w->qkv = (int*)malloc(rows * 3 * own * sizeof(int)); // the host's; freed by test_layers
+    w->datt = (int*)malloc(rows * own * sizeof(int));
+    fo_require(w->qkv && w->datt, "out of memory");
     for (size_t i = 0; i < rows; i++) {
         for (size_t o = 0; o < 3 * own; o++) {
             w->qkv[i * 3 * own + o] =
@@ -422,6 +423,7 @@ static void test_layers(Rank* k, int m_up) {
     }
     for (int i = 0; i < CALLS; i++) {
         check_layer(&x, &want[i], &given[i]);
+        free(want[i].qkv), free(want[i].datt);
     }
     check_sent(&x);
     layer_close(&x);

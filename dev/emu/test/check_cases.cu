@@ -1,6 +1,7 @@
 /* check_cases.cu -- small programs with one mistake each, and the same without it, for check_test.sh.
  *
- *   check_cases NAME wrong|right        check_cases list: "NAME KIND" of each, KIND being what must be reported
+ *   check_cases NAME wrong|right
+ *   check_cases list                  "NAME KIND" of each, KIND being what must be reported
  *
  * The right ones must be silent in every schedule, the wrong ones be reported in every schedule.
  */
@@ -420,6 +421,16 @@ static void shared_uninitialised(void) {
     launch(shared_unset, 2, THREADS, 0, a, x, wrong ? THREADS - 1 : THREADS);
 }
 
+// the first is reported, and the others if the program may go on
+static void three_mistakes(void) {
+    for (int i = 0; wrong && i < 3; i++) { // each is one, however often
+        out_of_bounds();
+        launch(same_cell, BLOCKS, THREADS, 0, a, y, 0);
+        launch(consume, BLOCKS, THREADS, 0, b, y, y, N);
+        CUDA(cudaStreamSynchronize(b));
+    }
+}
+
 static const struct {
     const char *name, *kind;
     void (*run)(void);
@@ -453,6 +464,7 @@ static const struct {
     {"no_atomic", "race in a kernel", no_atomic},
     {"blocks_race", "race in a kernel", blocks_race},
     {"dynamic_too_small", "beyond dynamic shared memory", dynamic_too_small},
+    {"three_mistakes", "out of bounds", three_mistakes},
     {"shared_uninitialised", "uninitialised shared memory", shared_uninitialised},
 };
 
