@@ -133,6 +133,7 @@ static void test_rows(FoDevice* d, FoStream* s, Kind kind, size_t n, int K, int 
     fill_out(kind, out, n * cols, type, s);
     read_out(before, out, n * cols, type, s);
     CHECK_AT("%s n=%zu K=%d OC=%d bias=%d out=%d", kind_names[kind], n, K, OC, with_bias, (int)type);
+    if (with_bias) { call(kind, out, dx, dw, dw, n, K, OC, type, s); } // another call's bias is not kept
     call(kind, out, dx, dw, with_bias ? dbias : NULL, n, K, OC, type, s);
     size_t bk = is_forward(kind) ? 1 : (size_t)K, bn = is_forward(kind) ? (size_t)K : 1;
     oracle(want, x, width, 1, w, bk, bn, with_bias ? bias : NULL, adds(kind) ? before : NULL, n, cols, width);
@@ -172,7 +173,10 @@ static void test_gelu(FoDevice* d, FoStream* s, size_t n, int K, int OC, int fus
     floatX *act = out + nout, *dinp = act + nout, *out2 = dinp + 2 * ninp, *act2 = out2 + nout,
            *dinp2 = act2 + nout;
     fill_out(FORWARD, out, 4 * (nout + ninp) - 1, FO_FLOATX, s);
+    floatX* other = fo_malloc(d, nout * sizeof *other); // what another call was given is not kept
     fo_device_fuse_gelu(d, fuse);
+    fo_matmul_gelu_forward(other, act2, dx, dw, dbias, n, K, OC, s);
+    fo_matmul_gelu_dgrad(dinp2, ddy, dw, ddy, n, K, OC, s); // OC >= K: there are enough
     fo_matmul_gelu_forward(out, act, dx, dw, dbias, n, K, OC, s);
     fo_matmul_gelu_dgrad(dinp, ddy, dw, dx, n, K, OC, s);
     fo_device_fuse_gelu(d, 0);
@@ -201,7 +205,7 @@ static void test_gelu(FoDevice* d, FoStream* s, size_t n, int K, int OC, int fus
         CHECK_BITS(one, two, (2 * nout + ninp) * sizeof *out);
         free(one), free(two);
     }
-    fo_free(d, dx), fo_free(d, dw), fo_free(d, dbias), fo_free(d, ddy), fo_free(d, out);
+    fo_free(d, dx), fo_free(d, dw), fo_free(d, dbias), fo_free(d, ddy), fo_free(d, out), fo_free(d, other);
     free(x), free(want), free(got);
 }
 
@@ -540,14 +544,15 @@ static void test_plain(const char* name, const char* value) {
     unsetenv(name);
 }
 
-// a shape is planned once, wherever its rows lie
+// a shape is planned once, wherever its rows lie, and it is the library that computes it
 static void test_planned_once(FoDevice* d, FoStream* s) {
     enum { n = 40, K = 24, OC = 56 };
     float* values = host_alloc(2 * n * (K + OC), sizeof *values);
     floatX* x = random_floatx(d, s, values, 2 * n * K);
     floatX* w = random_floatx(d, s, values, OC * K);
     floatX* out = fo_malloc(d, 2 * n * OC * sizeof *out);
-    long before = fo_emu_count("heuristic");
+    float* dweight = fo_malloc(d, OC * K * sizeof *dweight);
+    long before = fo_emu_count("heuristic"), kernels = fo_emu_count("launch");
     for (int i = 0; i < 6; i++) {
         size_t row = (size_t)(i * 8);
         fo_matmul_forward(out + row * OC, x + row * K, w, NULL, n, K, OC, FO_FLOATX, s);
@@ -556,8 +561,18 @@ static void test_planned_once(FoDevice* d, FoStream* s) {
     CHECK(fo_emu_count("heuristic") == before + 1);
     fo_matmul_forward(out, x, w, x, n, K, OC, FO_FLOATX, s); // with a bias it is another
     CHECK(fo_emu_count("heuristic") == before + 2);
+    fo_matmul_dgrad(x, out, w, n, K, OC, FO_FLOATX, s);
+    fo_matmul_dgrad_add(dweight, w, x, K, K, K, s);
+    fo_matmul_forward_add(dweight, w, x, K, K, K, s);
+    fo_matmul_wgrad(dweight, NULL, out, x, n, K, OC, s);
+    fo_device_fuse_gelu(d, 1);
+    fo_matmul_gelu_forward(out, out + n * OC, x, w, w, n, K, OC, s);
+    fo_matmul_gelu_dgrad(x, out, w, x + n * K, n, K, OC, s);
+    fo_device_fuse_gelu(d, 0);
     fo_stream_sync(s);
-    fo_free(d, x), fo_free(d, w), fo_free(d, out);
+    CHECK(fo_emu_count("heuristic") == before + 8);
+    CHECK(fo_emu_count("launch") == kernels);
+    fo_free(d, x), fo_free(d, w), fo_free(d, out), fo_free(d, dweight);
     free(values);
 }
 
