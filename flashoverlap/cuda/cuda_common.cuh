@@ -114,7 +114,7 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     CUDA(cudaLaunchKernelEx(&c, kernel, static_cast<P>(args)...));
 }
 
-// a struct among a kernel's arguments that is indexed at run time: read where it lies, not copied for each thread
+// a struct among a kernel's arguments that is indexed at run time: read where it lies, no thread copies it
 #ifdef FO_EMU
 #define GRID_CONSTANT const
 #else
@@ -164,11 +164,7 @@ template <class T, int N> static __device__ inline Packed<T, N> load_packed(cons
     return *reinterpret_cast<const Packed<T, N>*>(p);
 }
 template <class T, int N> static __device__ inline void store(T* p, const Packed<T, N>& x) {
-    if constexpr (sizeof x == sizeof(uint2)) { // which nvcc would store by words
-        *reinterpret_cast<uint2*>(p) = make_uint2(x.w[0], x.w[1]);
-    } else {
-        *reinterpret_cast<Packed<T, N>*>(p) = x;
-    }
+    *reinterpret_cast<Packed<T, N>*>(p) = x;
 }
 
 template <class T, int N> static __device__ inline Vec<float, N> to_floats(const Packed<T, N>& x) {

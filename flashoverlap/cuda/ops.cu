@@ -1,10 +1,13 @@
 /* ops.cu -- the layer operations of fo_ops.h on the GPU. matmul.cu and attention.cu have the other two.
  *
- * All of them are bound by memory: a kernel is as fast as it keeps bytes in flight. Each thread takes 16 bytes
- * of floatX at a time and starts several such loads before it uses the first. Where a vector can't be loaded
- * whole (the width of a row is no multiple of it, or an array begins elsewhere than at 16 bytes), the same
- * thread takes the same elements one by one, if they are summed, so that both ways give the same bits. Sums are
- * in an order that the shape decides.
+ * All of them are bound by memory: a kernel is as fast as it keeps bytes in flight. A thread takes 16 bytes
+ * of an array at a time and starts several such loads before it uses the first. bf16 becomes fp32 only where
+ * it is computed with.
+ *
+ * Where a vector can't be loaded at once (the width of a row is no multiple of it, or an array does not begin
+ * at a multiple of 16 bytes) elements are loaded one by one. In sums each thread has the same elements either
+ * way, so that both give the same bits. The order of a sum is decided by the shape, and over rows by the
+ * number of SMs too.
  *
  * Order of the file: vectors, rows, layer norm, elementwise operations, loss, optimizer. A public function
  * checks, chooses the widest way that fits, and launches.
@@ -35,7 +38,7 @@ template <int N> static __device__ inline void add_to(Vec<float, N>* sum, const 
 
 /* load_part, store_part -- the first `count` elements of a vector; those beyond are 0, or stay as they are.
  *
- * WHOLE: all or none, which is count > 0, and p is aligned to 16 bytes: one access does it.
+ * WHOLE: all N are there if count > 0, and p is aligned to them: one access does it.
  */
 template <bool WHOLE, int N, class T> static __device__ inline Packed<T, N> load_part(const T* p, int count) {
     Packed<T, N> x = {};
@@ -121,8 +124,8 @@ void fo_gather_rows(floatX* out, const floatX* inp, const int* idx, size_t n, in
            ROW_WARPS * WARP, 0, s, out, inp, idx, n, C);
 }
 
-/* A block has a destination. A few tokens are a twentieth of any text each, and their rows are added one after
- * the other: what counts is how many of them are being loaded, so vectors are small and many.
+/* A block has a destination. Some tokens are a twentieth of any text, and the rows of each are added one
+ * after the other: what counts is how many of them are being loaded, so vectors are small and many.
  */
 enum { SCATTER_VEC = 4, SCATTER_AHEAD = 32 / (int)sizeof(floatX) };
 
@@ -356,8 +359,8 @@ void fo_layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* i
  *     dinp += (dnorm - mean of dnorm - norm * mean of dnorm * norm) * rstd
  *     dweight += sum over rows of dout * norm,  dbias += sum over rows of dout
  *
- * A block takes some rows one after the other, a thread of it one vector of columns, for which it keeps the two
- * sums over the block's rows. These go to scratch, [blocks, 2, C], and are added up by a second kernel.
+ * A block takes some rows one after the other, a thread of it one vector of columns, for which it keeps the
+ * two sums over the block's rows. These go to scratch, [blocks, 2, C], and are added up by a second kernel.
  */
 enum {
     BACK_THREADS = 224,  // of such a block, at most, if three are to run on an SM
@@ -512,12 +515,16 @@ void fo_layernorm_backward(floatX* dinp, float* dweight, float* dbias, const flo
     rows = rows < (size_t)BACK_MIN_ROWS ? (size_t)BACK_MIN_ROWS : rows;
     const unsigned nblocks = cdiv(n, rows);
     float* parts = (float*)fo__scratch(s, (size_t)nblocks * 2 * C * sizeof(float));
-    launch(wide ? whole ? layernorm_backward_wide_kernel<true> : layernorm_backward_wide_kernel<false>
-           : threads <= BACK_THREADS ? whole ? layernorm_backward_kernel<true, BACK_THREADS>
-                                             : layernorm_backward_kernel<false, BACK_THREADS>
-           : whole ? layernorm_backward_kernel<true, BACK_MOST>
-                                     : layernorm_backward_kernel<false, BACK_MOST>,
-           nblocks, threads, 0, s, dinp, parts, dout, inp, weight, mean, rstd, n, C, rows);
+    auto* kernel =
+        whole ? layernorm_backward_kernel<true, BACK_MOST> : layernorm_backward_kernel<false, BACK_MOST>;
+    if (threads <= BACK_THREADS) {
+        kernel = whole ? layernorm_backward_kernel<true, BACK_THREADS>
+                       : layernorm_backward_kernel<false, BACK_THREADS>;
+    }
+    if (wide) {
+        kernel = whole ? layernorm_backward_wide_kernel<true> : layernorm_backward_wide_kernel<false>;
+    }
+    launch(kernel, nblocks, threads, 0, s, dinp, parts, dout, inp, weight, mean, rstd, n, C, rows);
     launch(add_parts_kernel, cdiv(2 * (size_t)C, WARP), PARTS_WARPS * WARP, 0, s, dweight, dbias, parts,
            (int)nblocks, C);
 }
@@ -528,8 +535,8 @@ template <int N> static __device__ inline size_t element_of(size_t first) {
     return first + ((size_t)blockIdx.x * AHEAD * THREADS + threadIdx.x) * N;
 }
 
-/* elementwise -- launches a kernel for the elements [0, nelem): in vectors of n if `aligned`, what is left over
- * and what is not aligned one by one. A kernel's first two arguments are its first element and its end.
+/* elementwise -- launches a kernel for the elements [0, nelem): in vectors of n if `aligned`, and one by one
+ * what is left over or not aligned. A kernel's first two arguments are its first element and its end.
  */
 template <class... P, class... A>
 static void elementwise(void (*vectors)(size_t, size_t, P...), void (*single)(size_t, size_t, P...), int n,
@@ -627,9 +634,16 @@ static __global__ void __launch_bounds__(ROW_WARPS* WARP)
         Vec<float, N> sum = {};
         if (residual) { add_to(&sum, to_floats(load_packed<floatX, N>(residual + at))); }
         if (bias) { add_to(&sum, to_floats(load_packed<floatX, N>(bias + c))); }
-        #pragma unroll 4
-        for (int p = 0; p < P; p++) {
-            add_to(&sum, to_floats(load_packed<T, N>((const T*)parts.p[p] + at)));
+        for (int p = 0; p < P; p += AHEAD) {
+            Packed<T, N> x[AHEAD] = {};
+            #pragma unroll
+            for (int j = 0; j < AHEAD; j++) {
+                if (p + j < P) { x[j] = load_packed<T, N>((const T*)parts.p[p + j] + at); }
+            }
+            #pragma unroll
+            for (int j = 0; j < AHEAD; j++) {
+                add_to(&sum, to_floats(x[j])); // beyond the last 0, which changes nothing
+            }
         }
         store(out + at, from_floats<floatX>(sum));
     }
@@ -703,14 +717,14 @@ void fo_sum(float* out, const float* const parts[], size_t nelem, int P, FoStrea
 }
 
 // ---- loss -------------------------------------------------------------------------------------------------
-// A block has a row, a thread AHEAD vectors of it at a time. exp(x), x <= 0 or so: to base 2, as the GPU has it
-static __device__ inline float exp_of(float x) {
-    return exp2f(x * 1.44269504f);
-}
-
-// a thread takes AHEAD vectors of a row at a time; a short row has few threads
+// A block has a row, a thread AHEAD vectors of it at a time; a short row has few threads.
 static unsigned loss_threads(int V) {
     return threads_for(cdiv(V, VEC * AHEAD), THREADS);
+}
+
+// exp(x), x <= 0: to base 2, which is what a GPU has
+static __device__ inline float exp_of(float x) {
+    return exp2f(x * 1.44269504f);
 }
 
 /* The largest of the columns that a thread has seen and the sum of exp(x - max), as columns come. The sum is
@@ -736,8 +750,9 @@ static __device__ inline void softmax_add(Softmax* s, const floatX* row, int c, 
     #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
         x[j] = to_floats(raw[j]);
-        if (valid - c - j * step < VEC) { // padding, and what lies beyond the row
-                                          #pragma unroll
+        // padding, and what lies beyond the row
+        if (valid - c - j * step < VEC) {
+            #pragma unroll
             for (int e = 0; e < VEC; e++) {
                 x[j].v[e] = e < valid - c - j * step ? x[j].v[e] : -INFINITY;
             }
@@ -826,8 +841,9 @@ static __device__ inline Packed<floatX, VEC> softmax_gradient(const Packed<float
     for (int e = 0; e < VEC; e++) {
         x.v[e] = scale * exp_of(x.v[e] - max);
     }
-    if (count < VEC) { // padding
-                       #pragma unroll
+    // padding
+    if (count < VEC) {
+        #pragma unroll
         for (int e = 0; e < VEC; e++) {
             x.v[e] = e < count ? x.v[e] : 0.0f;
         }
@@ -887,37 +903,31 @@ void fo_softmax_loss(float* losses, floatX* logits, const FoSoftmaxStat* stats, 
 }
 
 // ---- optimizer --------------------------------------------------------------------------------------------
-// What is read once and written once a step passes the caches by, where there are any.
+// What a step reads once and writes once passes the caches by.
 template <int N> static __device__ inline Vec<float, N> load_once(const float* p) {
-#ifdef FO_EMU
-    return load<float, N>(p);
-#else
     Vec<float, N> x;
-    if (N == 4) {
-        *(float4*)x.v = __ldcs((const float4*)p);
+    if constexpr (N == 4) {
+        const float4 y = __ldcs(reinterpret_cast<const float4*>(p));
+        x.v[0] = y.x, x.v[1] = y.y, x.v[2] = y.z, x.v[3] = y.w;
     } else {
         x.v[0] = __ldcs(p);
     }
     return x;
-#endif
 }
 
-template <int N> static __device__ inline void store_once(float* p, const Vec<float, N>& x) {
-#ifdef FO_EMU
-    store(p, x);
-#else
-    if (N == 4) {
-        __stcs((float4*)p, *(const float4*)x.v);
+template <int N, class T> static __device__ inline void store_once(T* p, const Vec<float, N>& floats) {
+    const Packed<T, N> x = from_floats<T>(floats);
+    if constexpr (sizeof x == sizeof(uint4)) {
+        __stcs(reinterpret_cast<uint4*>(p), make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]));
+    } else if constexpr (sizeof x == sizeof(uint2)) {
+        __stcs(reinterpret_cast<uint2*>(p), make_uint2(x.w[0], x.w[1]));
     } else {
-        __stcs(p, x.v[0]);
+        store(p, x);
     }
-#endif
 }
 
-enum {
-    ADAMW_BLOCKS = 4,
-    ADAMW_AHEAD = 2
-}; // blocks of an SM; vectors that a thread loads before it uses the first
+// blocks of an SM; vectors that a thread loads before it uses the first
+enum { ADAMW_BLOCKS = 4, ADAMW_AHEAD = 2 };
 
 // scales: of m and v, which began at 0
 typedef struct {
@@ -925,7 +935,7 @@ typedef struct {
     float m_scale, v_scale;
 } AdamwStep;
 
-// one weight; the sums are written out, since the compiler may put a product and a sum into one in several ways
+// one weight. Products and sums are put into one here, as the compiler might do it in several ways
 static __device__ inline void adamw(float* w, float* m, float* v, float grad, const AdamwStep& u) {
     const FoAdamw& a = u.a;
     const float g = grad * a.grad_scale;
@@ -962,7 +972,7 @@ static __global__ void __launch_bounds__(THREADS, ADAMW_BLOCKS)
             store_once(m + at, mi[j]);
             store_once(v + at, vi[j]);
             store_once(master + at, w[j]);
-            store(param + at, from_floats<floatX>(w[j]));
+            store_once(param + at, w[j]);
         }
     }
 }
