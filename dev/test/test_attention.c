@@ -287,7 +287,7 @@ static void test_shapes(FoDevice* d, FoStream* s) {
     test_right(d, s, (FoLayout){3, 24, 4, 1}, 1, 25, 1.0f);
     test_right(d, s, (FoLayout){1, 100, 1, 0}, 1, 64, 12.0f); // scores up to hundreds: one key takes it all
     test_right(d, s, (FoLayout){2, 70, 1, 1}, 3, 7, 1.0f);
-    test_right(d, s, (FoLayout){1, 392, 4, 1}, 2, 80, 1.0f);
+    test_right(d, s, (FoLayout){1, 264, 4, 1}, 2, 80, 1.0f);
     test_right(d, s, (FoLayout){4, 33, 4, 0}, 1, 16, 1.0f);
 }
 
@@ -339,7 +339,7 @@ static void test_cuts(FoDevice* d, FoStream* s) {
             fo_attention_forward(c.out, c.lse, c.qkv, 0, c.N, c.l, c.NH, hs, s);
             case_results(&c, s);
             for (size_t j = 0; j < sizeof cuts / sizeof *cuts; j++) {
-                test_cut(d, s, &c, cuts[j], (int)j % 2);
+                if (FO_DEVICE_CPU || (i + j) % 3 == 0) { test_cut(d, s, &c, cuts[j], (int)j % 2); }
             }
             case_free(d, &c);
         }
