@@ -97,7 +97,7 @@ static void head_backward(const Head* h) {
 enum { WORKSPACE = 1000 };
 
 typedef struct {
-    int nplans, nruns, refuse_at, sums_dq; // refuse_at: which plan is refused, from 0; -1: none
+    int nplans, nruns, refuse_at, wants_dq_sum; // refuse_at: which plan is refused, from 0; -1: none
     FoSdpa planned[FO_SDPA_CALLS];
 } Engine;
 
@@ -107,7 +107,7 @@ static int engine_plan(void* ctx, const FoSdpa* c, FoSdpaNeeds* needs) {
     CHECK(e->nplans < FO_SDPA_CALLS);
     e->planned[e->nplans++] = *c;
     needs->workspace_nbytes = WORKSPACE;
-    needs->sums_dq = c->backward && e->sums_dq;
+    needs->wants_dq_sum = c->backward && e->wants_dq_sum;
     return 1;
 }
 
@@ -182,7 +182,7 @@ static void run_forward(const FoSdpa* c, const FoSdpaArrays* a, double* q, doubl
     free(out), free(lse), free(f);
 }
 
-static void run_backward(const FoSdpa* c, const FoSdpaArrays* a, int sums_dq, double* q, double* k, double* v,
+static void run_backward(const FoSdpa* c, const FoSdpaArrays* a, double* q, double* k, double* v,
                          FoStream* s) {
     size_t nlse = (size_t)(c->nseq * c->heads * c->queries), nq = nlse * (size_t)c->hs;
     size_t nk = (size_t)(c->nseq * c->heads * c->keys * c->hs);
@@ -216,11 +216,6 @@ static void run_backward(const FoSdpa* c, const FoSdpaArrays* a, int sums_dq, do
     heads_write(c, a->dq, c->dq_seq, c->dq_row, c->queries, dq, s);
     heads_write(c, a->dk, c->dkv_seq, c->dkv_row, c->keys, dk, s);
     heads_write(c, a->dv, c->dkv_seq, c->dkv_row, c->keys, dv, s);
-    if (sums_dq) {
-        float* sums = to_floats(dq, nq);
-        upload(a->dq_sum, sums, nq * sizeof *sums, s);
-        free(sums);
-    }
     free(out), free(dout), free(dq), free(dk), free(dv), free(lse), free(f);
 }
 
@@ -237,22 +232,22 @@ static void engine_run(void* ctx, const FoSdpa* c, const FoSdpaArrays* a, FoStre
     CHECK(c->queries > 0 && c->keys > 0 && (!c->bottom_right || c->queries < c->keys));
     fill_nan(a->workspace, WORKSPACE, s);
     if (c->backward) { fill_nan(a->delta, nlse * sizeof(float), s); }
-    if (c->backward && e->sums_dq) { fill_nan(a->dq_sum, nlse * (size_t)c->hs * sizeof(float), s); }
+    if (c->backward && e->wants_dq_sum) { fill_nan(a->dq_sum, nlse * (size_t)c->hs * sizeof(float), s); }
     double* q = heads_read(c, a->q, c->q_seq, c->q_row, c->queries, s);
     double* k = heads_read(c, a->k, c->kv_seq, c->kv_row, c->keys, s);
     double* v = heads_read(c, a->v, c->kv_seq, c->kv_row, c->keys, s);
     if (c->backward) {
-        run_backward(c, a, e->sums_dq, q, k, v, s);
+        run_backward(c, a, q, k, v, s);
     } else {
         run_forward(c, a, q, k, v, s);
     }
     free(q), free(k), free(v);
 }
 
-static FoSdpaEngine engine_start(Engine* e, int sums_dq) {
+static FoSdpaEngine engine_start(Engine* e, int wants_dq_sum) {
     memset(e, 0, sizeof *e);
     e->refuse_at = -1;
-    e->sums_dq = sums_dq;
+    e->wants_dq_sum = wants_dq_sum;
     FoSdpaEngine engine = {e, engine_plan, engine_run};
     return engine;
 }
@@ -446,15 +441,15 @@ static void upload_inputs(const Case* c) {
     upload(c->lse, c->hlse, c->N * (size_t)c->NH * sizeof(float), c->s);
 }
 
-static void test_backward(const Case* c, size_t cut, int sums_dq) {
+static void test_backward(const Case* c, size_t cut, int wants_dq_sum) {
     size_t n3 = c->N * 3 * c->C;
-    CHECK_AT("backward B=%d T=%d P=%d zigzag=%d NH=%d hs=%d, %zu rows a call, sums_dq=%d", c->l.B, c->l.T,
-             c->l.P, c->l.zigzag, c->NH, c->hs, cut, sums_dq);
+    CHECK_AT("backward B=%d T=%d P=%d zigzag=%d NH=%d hs=%d, %zu rows a call, wants_dq_sum=%d", c->l.B,
+             c->l.T, c->l.P, c->l.zigzag, c->NH, c->hs, cut, wants_dq_sum);
     upload_inputs(c);
     fill_nan(c->grads, n3 * sizeof(floatX), c->s);
     for (size_t row0 = 0; row0 < c->N; row0 += cut) {
         Engine e;
-        FoSdpaEngine engine = engine_start(&e, sums_dq);
+        FoSdpaEngine engine = engine_start(&e, wants_dq_sum);
         CHECK(fo__sdpa_backward(&engine, c->grads, c->dout, c->qkv, c->out, c->lse, row0, cut, c->l, c->NH,
                                 c->hs, c->s) == 1);
         CHECK(e.nruns == 1 && e.nplans == 1);
@@ -467,10 +462,10 @@ static void test_backward(const Case* c, size_t cut, int sums_dq) {
 }
 
 // after each call its dk and dv are right and others' rows as they were; dq after the last
-static void test_backward_kv(const Case* c, size_t cut, int sums_dq, int ncalls) {
+static void test_backward_kv(const Case* c, size_t cut, int wants_dq_sum, int ncalls) {
     size_t n1 = c->N * c->C, width = 2 * c->C;
-    CHECK_AT("by keys B=%d T=%d P=%d zigzag=%d NH=%d hs=%d, %zu rows a call, sums_dq=%d", c->l.B, c->l.T,
-             c->l.P, c->l.zigzag, c->NH, c->hs, cut, sums_dq);
+    CHECK_AT("by keys B=%d T=%d P=%d zigzag=%d NH=%d hs=%d, %zu rows a call, wants_dq_sum=%d", c->l.B, c->l.T,
+             c->l.P, c->l.zigzag, c->NH, c->hs, cut, wants_dq_sum);
     upload_inputs(c);
     fill_nan(c->grads, 2 * n1 * sizeof(floatX), c->s);
     fo_zero(c->dq, n1 * sizeof(float), c->s);
@@ -483,7 +478,7 @@ static void test_backward_kv(const Case* c, size_t cut, int sums_dq, int ncalls)
     }
     for (size_t row0 = c->N; row0 > 0;) {
         Engine e;
-        FoSdpaEngine engine = engine_start(&e, sums_dq);
+        FoSdpaEngine engine = engine_start(&e, wants_dq_sum);
         row0 -= cut;
         CHECK(fo__sdpa_backward_kv(&engine, c->dq, c->grads, c->dout, c->qkv, c->out, c->lse, row0, cut, c->l,
                                    c->NH, c->hs, c->s) == 1);
@@ -546,12 +541,12 @@ static void test_layout(FoDevice* d, FoStream* s, FoLayout l, int NH, int hs) {
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         test_forward(&c, odd[i], 0);
     }
-    for (int sums_dq = 0; sums_dq < 2; sums_dq++) {
-        test_backward(&c, c.N, sums_dq);
-        if (!l.zigzag) { test_backward(&c, (size_t)l.T, sums_dq); }
-        test_backward_kv(&c, c.N, sums_dq, 1);
-        if (l.zigzag || l.B % l.P == 0) { test_backward_kv(&c, shard, sums_dq, zigzag ? 2 : 1); }
-        if (l.P == 4) { test_backward_kv(&c, 2 * shard, sums_dq, zigzag ? 4 : 1); }
+    for (int wants_dq_sum = 0; wants_dq_sum < 2; wants_dq_sum++) {
+        test_backward(&c, c.N, wants_dq_sum);
+        if (!l.zigzag) { test_backward(&c, (size_t)l.T, wants_dq_sum); }
+        test_backward_kv(&c, c.N, wants_dq_sum, 1);
+        if (l.zigzag || l.B % l.P == 0) { test_backward_kv(&c, shard, wants_dq_sum, zigzag ? 2 : 1); }
+        if (l.P == 4) { test_backward_kv(&c, 2 * shard, wants_dq_sum, zigzag ? 4 : 1); }
     }
     if (zigzag) { test_refusals(&c); }
     case_free(&c);

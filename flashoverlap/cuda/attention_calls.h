@@ -35,13 +35,13 @@ typedef struct {
     const floatX *q, *k, *v; // read
     const floatX* dout;      // backward: read
     floatX *dq, *dk, *dv;    // backward: written
-    float *delta, *dq_sum;   // backward: scratch; dq_sum holds dq in fp32 afterwards, where sums_dq
+    float *delta, *dq_sum;   // backward: scratch; dq_sum where wants_dq_sum
     void* workspace;         // scratch
 } FoSdpaArrays;
 
 typedef struct {
     size_t workspace_nbytes;
-    int sums_dq; // backward leaves dq in fp32, too
+    int wants_dq_sum;
 } FoSdpaNeeds;
 
 typedef struct {

@@ -1,7 +1,7 @@
 /* attention_cudnn.cu -- the attention functions of fo_ops.h by calls of an engine, and cuDNN as that engine.
  *
  * attention_calls.h says which calls; here rows are put into the order that they want, addresses are found,
- * and what an engine leaves in its own order (lse, sums of dq) goes to its rows. The engine is an argument:
+ * and what an engine leaves in an order of its own (lse, dq) goes to its rows. The engine is an argument:
  * all but cuDNN itself is tested without it. cuDNN's graphs: cudnn_graph.cu.
  */
 #include "flashoverlap/cuda/attention.cuh"
@@ -68,33 +68,29 @@ static void move_lse(float* dst, const float* src, const FoSdpaCall* c, FoLayout
            (int)c->sdpa.queries, (int)c->sdpa.heads, nelem);
 }
 
-/* dq, rows of fp32, += a call's dq: fp32 [nseq, NH, queries, hs] if HEADS_FIRST, else floatX
- * [nseq, queries, NH, hs]. Four elements a thread: hs is a multiple of 8.
+/* dq, rows of fp32, += a call's dq, [nseq, queries, NH*hs]. Four elements a thread: hs is a multiple of 8.
+ * (cuDNN's fp32 sums of dq are not read: in what order they lie is its own affair.)
  */
-template <class T, int HEADS_FIRST>
-static __global__ void add_dq_kernel(float* dq, const T* add, FoLayout l, int seq0, int t0, int queries,
-                                     int NH, int hs, size_t nquads) {
+static __global__ void add_dq_kernel(float* dq, const floatX* add, FoLayout l, int seq0, int t0, int queries,
+                                     size_t quads_a_row, size_t nquads) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= nquads) { return; }
-    size_t quads = (size_t)hs / 4, C = (size_t)NH * (size_t)hs;
-    size_t d = i % quads * 4, h = i / quads % (size_t)NH, query = i / quads / (size_t)NH;
-    size_t b = query / (size_t)queries, t = query % (size_t)queries;
-    float* to = dq + layout_row(l, seq0 + (int)b, t0 + (int)t) * C + h * (size_t)hs + d;
-    size_t from = HEADS_FIRST ? ((b * (size_t)NH + h) * (size_t)queries + t) * (size_t)hs + d : i * 4;
+    size_t query = i / quads_a_row, b = query / (size_t)queries, t = query % (size_t)queries;
+    float* to = dq + (layout_row(l, seq0 + (int)b, t0 + (int)t) * quads_a_row + i % quads_a_row) * 4;
     Vec<float, 4> sum = load<float, 4>(to);
-    Vec<T, 4> x = load<T, 4>(add + from);
+    Vec<floatX, 4> x = load<floatX, 4>(add + i * 4);
     for (int k = 0; k < 4; k++) {
         sum.v[k] += to_float(x.v[k]);
     }
     store(to, sum);
 }
 
-template <class T, int HEADS_FIRST>
-static void add_dq(float* dq, const T* add, const FoSdpaCall* c, FoLayout l, FoStream* s) {
+static void add_dq(float* dq, const floatX* add, const FoSdpaCall* c, FoLayout l, FoStream* s) {
     const FoSdpa* x = &c->sdpa;
-    size_t nquads = (size_t)(x->nseq * x->queries * x->heads * x->hs / 4);
-    launch(add_dq_kernel<T, HEADS_FIRST>, cdiv(nquads, THREADS), THREADS, 0, s, dq, add, l, c->seq0,
-           c->q_first, (int)x->queries, (int)x->heads, (int)x->hs, nquads);
+    size_t quads_a_row = (size_t)(x->heads * x->hs / 4);
+    size_t nquads = (size_t)(x->nseq * x->queries) * quads_a_row;
+    launch(add_dq_kernel, cdiv(nquads, THREADS), THREADS, 0, s, dq, add, l, c->seq0, c->q_first,
+           (int)x->queries, quads_a_row, nquads);
 }
 
 // ---- memory -----------------------------------------------------------------------------------------------
@@ -102,7 +98,7 @@ typedef struct {
     FoSdpaCall calls[FO_SDPA_CALLS];
     int ncalls;
     FoSdpaGather gather;
-    int sums_dq;
+    int wants_dq_sum;
     size_t nlse, ndq, workspace_nbytes; // the most that a call has or needs
 } Plan;
 
@@ -110,12 +106,12 @@ static int make_plan(Plan* p, const FoSdpaEngine* e, FoSdpaKind kind, size_t row
                      int NH, int hs) {
     p->ncalls = fo__sdpa_calls(p->calls, &p->gather, kind, row0, n, l, NH, hs);
     p->nlse = p->ndq = p->workspace_nbytes = 0;
-    p->sums_dq = 0;
+    p->wants_dq_sum = 0;
     for (int i = 0; i < p->ncalls; i++) {
         const FoSdpa* c = &p->calls[i].sdpa;
         FoSdpaNeeds needs = {0, 0};
         if (!e->plan(e->ctx, c, &needs)) { return 0; }
-        p->sums_dq = needs.sums_dq; // the same for all
+        p->wants_dq_sum = needs.wants_dq_sum; // the same for all
         size_t nlse = (size_t)(c->nseq * c->heads * c->queries);
         if (nlse > p->nlse) { p->nlse = nlse; }
         if (nlse * (size_t)hs > p->ndq) { p->ndq = nlse * (size_t)hs; }
@@ -211,7 +207,7 @@ static void carve_backward(Carver* c, FoSdpaArrays* a, Ordered* o, const Plan* p
     memset(a, 0, sizeof *a);
     a->lse = (float*)carve(c, p->nlse * sizeof(float));
     a->delta = (float*)carve(c, p->nlse * sizeof(float));
-    a->dq_sum = (float*)carve(c, p->sums_dq ? p->ndq * sizeof(float) : 0);
+    a->dq_sum = (float*)carve(c, p->wants_dq_sum ? p->ndq * sizeof(float) : 0);
     a->workspace = carve(c, p->workspace_nbytes);
     o->q = (floatX*)carve(c, all ? 3 * row : some ? row : 0);
     o->out = (floatX*)carve(c, some ? row : 0);
@@ -268,8 +264,7 @@ static int backward(const FoSdpaEngine* e, FoSdpaKind kind, const Backward* x, s
         find_arrays(&a, call, &o, p.gather, x);
         move_lse<0>(a.lse, x->lse, call, x->l, s);
         e->run(e->ctx, &call->sdpa, &a, s);
-        if (x->dq && p.sums_dq) { add_dq<float, 1>(x->dq, a.dq_sum, call, x->l, s); }
-        if (x->dq && !p.sums_dq) { add_dq<floatX, 0>(x->dq, a.dq, call, x->l, s); }
+        if (x->dq) { add_dq(x->dq, a.dq, call, x->l, s); }
     }
     if (p.gather == FO_SDPA_ALL) {
         Rows r = {x->l, 0, x->l.B, 0, x->l.T};
@@ -304,7 +299,8 @@ typedef struct PlanEntry {
 struct FoAttention {
     cudnnHandle_t handle; // NULL: cuDNN can't be used, state says why
     cudaStream_t stream;  // that the handle was last set to
-    int deterministic;
+    size_t version;       // 91900: 9.19.0
+    int sm_major, deterministic;
     PlanEntry* plans;
     char state[160];
 };
@@ -319,7 +315,8 @@ static struct FoAttention* attention_of(FoDevice* d) {
     struct FoAttention* x = (struct FoAttention*)calloc(1, sizeof *x);
     fo_require(x != NULL, "out of memory");
     d->attention = x;
-    size_t v = cudnnGetVersion();
+    size_t v = x->version = cudnnGetVersion();
+    x->sm_major = d->sm_major;
     int n = snprintf(x->state, sizeof x->state, "cuDNN %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
     char* more = x->state + n;
     size_t room = sizeof x->state - (size_t)n;
@@ -327,6 +324,8 @@ static struct FoAttention* attention_of(FoDevice* d) {
         snprintf(more, room, " not used: it has no attention in fp32");
     } else if (v < FO_CUDNN_OLDEST) {
         snprintf(more, room, " not used: 9.6 is needed");
+    } else if (v == 91000 || v == 91001) {
+        snprintf(more, room, " not used: its attention has bugs, 9.10.2 is needed");
     } else {
         cudnnStatus_t st = cudnnCreate(&x->handle);
         if (st != CUDNN_STATUS_SUCCESS) {
@@ -350,11 +349,23 @@ static PlanEntry* find_plan(struct FoAttention* x, const FoSdpa* c) {
     return p;
 }
 
+/* Calls for which there are plans that compute wrongly, or that nobody has tried: NVIDIA's own frontend
+ * refuses them too, or goes round them.
+ */
+static int known_bad(const struct FoAttention* x, const FoSdpa* c, int deterministic) {
+    if (c->hs > 128) { return 1; }
+    if (!c->backward) { return c->queries == 1 && x->version <= 90900; }
+    if (c->queries == 1 && c->keys == 1) { return 1; }
+    if (c->keys % 128 != 0 && x->version <= 91500) { return 1; }
+    return deterministic && x->sm_major == 10 && x->version < 91800;
+}
+
 static int cudnn_plan(void* ctx, const FoSdpa* c, FoSdpaNeeds* needs) {
     struct FoAttention* x = (struct FoAttention*)ctx;
     int deterministic = c->backward ? x->deterministic : 0;
     size_t pairs_nbytes = (size_t)(c->nseq * c->heads * c->queries * c->keys) * 2;
     if (deterministic && pairs_nbytes > MOST_WORKSPACE) { return 0; }
+    if (known_bad(x, c, deterministic)) { return 0; }
     PlanEntry* p = find_plan(x, c);
     if (!p) {
         p = (PlanEntry*)calloc(1, sizeof *p);
@@ -364,7 +375,7 @@ static int cudnn_plan(void* ctx, const FoSdpa* c, FoSdpaNeeds* needs) {
         x->plans = p;
     }
     needs->workspace_nbytes = (size_t)p->plan.workspace_nbytes;
-    needs->sums_dq = c->backward && !deterministic;
+    needs->wants_dq_sum = c->backward && !deterministic;
     return p->plan.plan != NULL && needs->workspace_nbytes <= MOST_WORKSPACE;
 }
 
@@ -375,8 +386,7 @@ static void cudnn_run(void* ctx, const FoSdpa* c, const FoSdpaArrays* a, FoStrea
     x->stream = s->stream;
     if (st == CUDNN_STATUS_SUCCESS) { st = fo__cudnn_plan_run(&find_plan(x, c)->plan, a, x->handle); }
     fo_require(st == CUDNN_STATUS_SUCCESS,
-               "cuDNN's attention, %lld sequences, %lld heads of %lld, %lld "
-               "queries, %lld keys: %s",
+               "cuDNN's attention, %lld sequences, %lld heads of %lld, %lld queries, %lld keys: %s",
                (long long)c->nseq, (long long)c->heads, (long long)c->hs, (long long)c->queries,
                (long long)c->keys, cudnnGetErrorString(st));
 }

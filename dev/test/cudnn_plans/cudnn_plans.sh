@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes cuDNN's plans of attention for sm_80, sm_90 and sm_100 on a machine without a GPU: cudnn_plans.sh [--all]
+# Makes cuDNN's plans of attention for sm_80, sm_90, sm_100 on a machine without a GPU: cudnn_plans.sh [--all]
 # --all: every shape that test_gpt and the recipes use, some minutes; else about twenty. Ends with 'N passed,
 # N failed'. Where cuDNN or the toolkit's stub of the driver isn't installed it says so, checks nothing and ends
 # with status 0.
