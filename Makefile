@@ -55,6 +55,7 @@ DNN      := $(if $(filter cpu,$(DEVICE)),$(if $(filter tsan,$(SAN)),0,1),0)
 OMP      := $(if $(filter cpu,$(DEVICE)),$(if $(SAN),0,1),0)
 # what is checked: its flags, and its calls that the checker stands in for
 CHECK    := $(if $(filter check,$(SAN)),@dev/emu/check.flags)
+CHECKED  := $(if $(filter check,$(SAN)),dev/emu/check.flags dev/emu/check.syms)
 RENAME   := $(if $(filter check,$(SAN)),objcopy --redefine-syms=dev/emu/check.syms,true)
 SANFLAGS := $(if $(filter asan,$(SAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) \
             $(if $(filter tsan,$(SAN)),-fsanitize=thread)
@@ -87,7 +88,11 @@ $(B)/flashoverlap/cuda/%.cu.o: flashoverlap/cuda/%.cu Makefile
 	@$(NVCC) $(CPPFLAGS) $(CUDA_CPPFLAGS) $(NVCCFLAGS) -c $< -o $@
 endif
 ifeq ($(DEVICE),emu)
-$(B)/flashoverlap/cuda/%.cu.o: flashoverlap/cuda/%.cu Makefile
+$(B)/flashoverlap/cuda/%.cu.o: flashoverlap/cuda/%.cu Makefile $(CHECKED)
+	@mkdir -p $(@D)
+	@echo 'CXX  $<'
+	@$(CXX) -x c++ $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) $(CHECK) -c $< -o $@ && $(RENAME) $@
+$(B)/dev/emu/test/%.cu.o: dev/emu/test/%.cu Makefile $(CHECKED)
 	@mkdir -p $(@D)
 	@echo 'CXX  $<'
 	@$(CXX) -x c++ $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) $(CHECK) -c $< -o $@ && $(RENAME) $@
@@ -101,12 +106,12 @@ $(B)/dev/emu/%.cpp.o: dev/emu/%.cpp Makefile
 	@echo 'CXX  $<'
 	@$(CXX) $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS_EMU) -c $< -o $@
 endif
-# .cu files outside these folders are written in the C that is also C++
-$(B)/%.cu.o: %.cu Makefile
+# .cu files outside flashoverlap/cuda/ are written in the C that is also C++
+$(B)/%.cu.o: %.cu Makefile $(CHECKED)
 	@mkdir -p $(@D)
 	@echo 'CC   $<'
 	@$(CC) -x c $(CPPFLAGS) $(CFLAGS) $(CHECK) -Wc++-compat -c $< -o $@ && $(RENAME) $@
-$(B)/%.c.o: %.c Makefile
+$(B)/%.c.o: %.c Makefile $(CHECKED)
 	@mkdir -p $(@D)
 	@echo 'CC   $<'
 	@$(CC) $(CPPFLAGS) $(CFLAGS) $(CHECK) -c $< -o $@ && $(RENAME) $@

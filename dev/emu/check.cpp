@@ -249,6 +249,11 @@ inline bool place_before(uint32_t place) {
            place_before_slowly(place);
 }
 
+// is a reader of this launch the present one, or several of which it is one?
+inline bool stands_for_here(uint32_t place) {
+    return place == here.place || place == here.warp_many || place == here.block_many;
+}
+
 // the place that stands for the reader at `place` and the present one, which aren't ordered
 uint32_t merge_places(uint32_t place) {
     if (place < here.first || place == ALL_BLOCKS) { return ALL_BLOCKS; }
@@ -615,7 +620,7 @@ FAST bool read_cells(Context& c, Cell* cell, const Cell* end, const Access& x) {
         if (r == 0 || r == c.fine_read[r % NFINE]) {
             cell->read = run;
             cell->reader = place;
-        } else if (r != run || (cell->reader != place && cell->reader != ALL_BLOCKS)) {
+        } else if (r != run || (cell->reader != ALL_BLOCKS && !stands_for_here(cell->reader))) {
             note_read(c, *cell, x.kernel);
         }
     }
@@ -725,7 +730,7 @@ FAST void touch_shared(Cell* cell, const Cell* end, const Access& x) {
         } else if (!x.atomic && !read) {
             cell->read = run;
             cell->reader = place;
-        } else if (!x.atomic && cell->reader != place && cell->reader != here.block_many) {
+        } else if (!x.atomic && !stands_for_here(cell->reader)) {
             cell->reader = place_before(cell->reader) ? place : merge_places(cell->reader);
         }
     }
