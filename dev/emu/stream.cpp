@@ -1,6 +1,7 @@
 /* stream.cpp -- streams, events, host functions, and the device thread that serves them. See stream.h. */
 #include "dev/emu/runtime.h"
 #include <algorithm>
+#include <deque>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <set>
@@ -250,16 +251,27 @@ void wait_for(CUstream_st* s, unsigned long target) {
 
 void wait_for_device(int device, bool ordered) {
     Runtime& rt = runtime();
-    std::vector<std::pair<CUstream_st*, unsigned long>> all;
+    std::deque<Wait> waits; // all at once, since a stream may be destroyed while this waits for another
     {
         Guard guard(rt.lock);
         for (CUstream_st* s : rt.streams) {
-            if (s->device == device) { all.push_back({s, s->npushed}); }
+            if (s->device != device) { continue; }
+            if (s->ndone < s->npushed) {
+                Wait& w = waits.emplace_back();
+                w.stream = s;
+                w.target = s->npushed;
+                rt.waits.push_back(&w);
+            } else if (ordered) {
+                acquire(s);
+            }
         }
+        wake_device_thread(rt);
     }
-    for (auto& [s, target] : all) {
-        wait_for(s, target);
-        if (ordered) { acquire(s); }
+    for (Wait& w : waits) {
+        while (!w.done) {
+            futex_wait(&w.done, 0, -1);
+        }
+        if (ordered) { acquire(w.stream); }
     }
 }
 

@@ -21,12 +21,13 @@ enum { MAX_COMMS = 32, OLDEST_VERSION = NCCL_VERSION(2, 26, 0) };
 
 // NCCL's functions, looked up when a process first needs them, so that the program starts without NCCL
 struct Nccl {
-#define NCCL_FUNCTIONS(X)                                                                                  \
-    X(GetVersion)                                                                                          \
-    X(GetUniqueId)                                                                                         \
-    X(CommInitRankConfig) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(GroupStart) X(GroupEnd) \
-        X(Send) X(Recv) X(CommFinalize) X(CommDestroy) X(CommAbort) X(MemAlloc) X(MemFree) X(CommRegister) \
-            X(CommDeregister)
+// clang-format off
+#define NCCL_FUNCTIONS(X)                                                                    \
+    X(GetVersion) X(GetUniqueId) X(GetErrorString) X(GetLastError)                           \
+    X(CommInitRankConfig) X(CommGetAsyncError) X(CommFinalize) X(CommDestroy) X(CommAbort)   \
+    X(GroupStart) X(GroupEnd) X(Send) X(Recv)                                                \
+    X(MemAlloc) X(MemFree) X(CommRegister) X(CommDeregister)
+// clang-format on
 #define X(name) decltype(&nccl##name) name;
     NCCL_FUNCTIONS(X)
 #undef X
@@ -338,16 +339,18 @@ void nccl_exchange(FoBatch* b) {
 // ---- groups -----------------------------------------------------------------------------------------------
 // A pair's first message sets up the connection, for which both hosts are needed: all pairs now, both ways.
 void warm_up(Comm* c) {
+    enum { NBYTES = 16 };
     int P = c->group->size, r = c->group->rank;
     cudaStream_t s;
     char* p;
     CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    CUDA(cudaMalloc(&p, 2 * (size_t)P));
+    CUDA(cudaMalloc(&p, 2 * (size_t)P * NBYTES));
+    CUDA(cudaMemsetAsync(p, 0, 2 * (size_t)P * NBYTES, s));
     NCCL(c, GroupStart());
     for (int i = 1; i < P; i++) {
         int to = (r + i) % P, from = (r + P - i) % P;
-        NCCL(c, Send(p + to, 1, ncclUint8, to, c->comm, s));
-        NCCL(c, Recv(p + P + from, 1, ncclUint8, from, c->comm, s));
+        NCCL(c, Send(p + to * NBYTES, NBYTES, ncclUint8, to, c->comm, s));
+        NCCL(c, Recv(p + (P + from) * NBYTES, NBYTES, ncclUint8, from, c->comm, s));
     }
     NCCL(c, GroupEnd());
     settle(c, "connect");
@@ -473,7 +476,11 @@ void fo__process_open(FoGroup* g) {
     find_functions(&p->nccl, g->rank);
     check_version(&p->nccl, g->rank);
     p->ctas = ctas_of_environment(g->rank);
-    p->ordinal = fo__ordinal(g->rank, g->nlocal);
+    // the first of a machine finds what is wrong with it, and says it once
+    int first = fo__local_rank(g->rank) == 0;
+    if (first) { p->ordinal = fo__ordinal(g->rank, g->nlocal); }
+    fo__mpi_barrier(g);
+    if (!first) { p->ordinal = fo__ordinal(g->rank, g->nlocal); }
     CUDA(cudaSetDevice(p->ordinal));
     pthread_mutex_init(&p->mutex, NULL);
     fo__cond_init(&p->stopped);
