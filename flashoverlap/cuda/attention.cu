@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(DELTA_THREADS)
         Vec<floatX, N> x = load<floatX, N>(dout + i * (size_t)hs + c);
         Vec<floatX, N> y = load<floatX, N>(out + i * (size_t)hs + c);
         for (int k = 0; k < N; k++) {
-            sum += to_float(x.v[k]) * to_float(y.v[k]);
+            sum = fmaf(to_float(x.v[k]), to_float(y.v[k]), sum);
         }
     }
     for (int d = nlanes / 2; d > 0; d /= 2) {

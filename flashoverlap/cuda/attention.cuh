@@ -8,7 +8,8 @@
  * Own kernels go through tiles: a block of threads holds one tile of the call's rows and walks over tiles of
  * the other side, keys for queries, queries for keys, in the order of their positions. Those begin at
  * multiples of a tile's size whatever the call is; no row meets another one's sums: so a row's bits do not
- * depend on how rows are cut into calls.
+ * depend on how rows are cut into calls. That needs fmaf wherever a product is added, or the compiler would
+ * fuse the two for one row of a thread and not for another.
  */
 #ifndef FO_CUDA_ATTENTION_CUH
 #define FO_CUDA_ATTENTION_CUH

@@ -67,7 +67,7 @@ static __device__ void dots(float s[ROWS][COLS], const Tile<HS>* a, const Tile<H
             Vec<float, 4> left = load<float, 4>(&a->v[thread_y() * ROWS + i][d]);
             for (int j = 0; j < COLS; j++) {
                 for (int k = 0; k < 4; k++) {
-                    s[i][j] += left.v[k] * right[j].v[k];
+                    s[i][j] = fmaf(left.v[k], right[j].v[k], s[i][j]);
                 }
             }
         }
@@ -85,7 +85,7 @@ static __device__ void add_product(float acc[ROWS][HS / NTX], const Scores* p, c
         for (int j = 0; j < HS / NTX; j++) {
             float right = x->v[k][thread_x() + NTX * j];
             for (int i = 0; i < ROWS; i++) {
-                acc[i][j] += left[i] * right;
+                acc[i][j] = fmaf(left[i], right, acc[i][j]);
             }
         }
     }
@@ -109,7 +109,7 @@ static __device__ inline void store_row(floatX* row, const float acc[HS / NTX], 
 }
 
 // ---- forward ----------------------------------------------------------------------------------------------
-// a row's softmax so far: the largest score, and this thread's share of the sum of exp(score - max)
+// a row's softmax so far: the largest score, unscaled, and this thread's share of the sum of exp(score - max)
 struct Softmax {
     float max, sum;
 };
@@ -121,18 +121,18 @@ static __device__ inline float softmax_step(Softmax* m, Scores* p, const float s
                                             float scale) {
     float x[COLS], max = m->max;
     for (int j = 0; j < COLS; j++) {
-        x[j] = thread_x() + NTX * j < nvisible ? s[j] * scale : -INFINITY;
+        x[j] = thread_x() + NTX * j < nvisible ? s[j] : -INFINITY;
         max = fmaxf(max, x[j]);
     }
     max = row_reduce(max, Max());
-    float factor = expf(m->max - max), sum = 0.0f;
+    float factor = expf((m->max - max) * scale), sum = 0.0f;
     for (int j = 0; j < COLS; j++) {
-        float e = expf(x[j] - max);
+        float e = expf(fmaf(x[j], scale, -max * scale));
         sum += e;
         p->v[row][thread_x() + NTX * j] = round_to_floatx(e);
     }
     m->max = max;
-    m->sum = m->sum * factor + sum;
+    m->sum = fmaf(m->sum, factor, sum);
     return factor;
 }
 
@@ -177,7 +177,7 @@ static __global__ void __launch_bounds__(NTHREADS) attention_forward_kernel(Atte
         store_row<HS>(a.out + (rows.row + (size_t)r) * C + blockIdx.y * (size_t)a.hs, acc[i], 1.0f / sum,
                       a.hs);
         if (thread_x() == 0) {
-            a.lse[(rows.row + (size_t)r) * (size_t)a.NH + blockIdx.y] = m[i].max + logf(sum);
+            a.lse[(rows.row + (size_t)r) * (size_t)a.NH + blockIdx.y] = fmaf(m[i].max, scale, logf(sum));
         }
     }
 }
@@ -203,7 +203,7 @@ struct Gradient {
 };
 static __device__ inline Gradient gradient_of(float score, float dp, int visible, float lse, float delta,
                                               float scale) {
-    float p = visible ? expf(score * scale - lse) : 0.0f;
+    float p = visible ? expf(fmaf(score, scale, -lse)) : 0.0f;
     Gradient g = {round_to_floatx(p), visible ? round_to_floatx(p * (dp - delta) * scale) : 0.0f};
     return g;
 }

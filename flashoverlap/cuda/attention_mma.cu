@@ -160,12 +160,12 @@ static __device__ inline void softmax_step(Softmax* st, float s[N / 8][4], float
         float factor = exp2_fast((st->max[half] - max) * scale), shift = max * scale;
         for (int j = 0; j < N / 8; j++) {
             for (int i = 2 * half; i < 2 * half + 2; i++) {
-                s[j][i] = exp2_fast(s[j][i] * scale - shift);
+                s[j][i] = exp2_fast(fmaf(s[j][i], scale, -shift));
                 sum += s[j][i];
             }
         }
         st->max[half] = max;
-        st->sum[half] = st->sum[half] * factor + sum;
+        st->sum[half] = fmaf(st->sum[half], factor, sum);
         for (int j = 0; j < HS / 8; j++) {
             acc[j][2 * half] *= factor;
             acc[j][2 * half + 1] *= factor;
@@ -232,7 +232,7 @@ static __global__ void __launch_bounds__(NTHREADS) attention_forward_mma_kernel(
             inverse[half] = 1.0f / sum;
             if (lane_id() % 4 == 0 && mine < rows.nt) {
                 a.lse[(rows.row + (size_t)mine) * (size_t)a.NH + blockIdx.y] =
-                    st[m].max[half] * scale + logf(sum);
+                    fmaf(st[m].max[half], scale, logf(sum));
             }
         }
         floatX* out = a.out + (rows.row + (size_t)r) * C + blockIdx.y * (size_t)a.hs;
@@ -300,7 +300,7 @@ static __global__ void __launch_bounds__(NTHREADS) attention_dkv_mma_kernel(Atte
             for (int j = 0; j < STEP / 8; j++) {
                 for (int i = 0; i < 4; i++) {
                     int c = j * 8 + lane_id() % 4 * 2 + i % 2, key = key0 + lane_id() / 4 + i / 2 * 8;
-                    float p = exp2_fast(s[0][j][i] * (scale * LOG2E) - sh->stats[stage].lse[c]);
+                    float p = exp2_fast(fmaf(s[0][j][i], scale * LOG2E, -sh->stats[stage].lse[c]));
                     p = all || key <= t + c ? p : 0.0f;
                     s[0][j][i] = p;
                     dp[0][j][i] = p * (dp[0][j][i] - sh->stats[stage].delta[c]) * scale;
@@ -390,7 +390,7 @@ static __global__ void __launch_bounds__(NTHREADS) attention_dq_mma_kernel(Atten
             for (int j = 0; j < STEP / 8; j++) {
                 for (int i = 0; i < 4; i++) {
                     int c = j * 8 + lane_id() % 4 * 2 + i % 2, query = query0 + lane_id() / 4 + i / 2 * 8;
-                    float p = exp2_fast(s[0][j][i] * (scale * LOG2E) - lse[i / 2]);
+                    float p = exp2_fast(fmaf(s[0][j][i], scale * LOG2E, -lse[i / 2]));
                     int visible = all || (t + c <= query && key_counts(a, span_row(keys, a.l, c)));
                     dp[0][j][i] = visible ? p * (dp[0][j][i] - delta[i / 2]) * scale : 0.0f;
                 }

@@ -66,8 +66,8 @@ static __device__ inline void mma_bf16(float d[4], const unsigned a[4], const un
         for (int k = 0; k < 8; k++) { // elements 2*k and 2*k+1 of a's row and b's column
             unsigned x = board->of[lane / 4 * 4 + k % 4].bits[i / 2 + k / 4 * 2];
             unsigned y = board->of[(lane % 4 * 2 + i % 2) * 4 + k % 4].bits[4 + k / 4];
-            d[i] += __uint_as_float(x << 16) * __uint_as_float(y << 16);
-            d[i] += __uint_as_float(x & 0xffff0000u) * __uint_as_float(y & 0xffff0000u);
+            d[i] = fmaf(__uint_as_float(x << 16), __uint_as_float(y << 16), d[i]);
+            d[i] = fmaf(__uint_as_float(x & 0xffff0000u), __uint_as_float(y & 0xffff0000u), d[i]);
         }
     }
     __syncwarp();
