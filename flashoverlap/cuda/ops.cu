@@ -87,9 +87,9 @@ static int whole_rows(int C, const void* a, const void* b, const void* c = NULL,
     return C % VEC == 0 && aligned16(a, b, c, d);
 }
 
-// threads that give each of so many vectors one, at most `most`
+// whole warps with a thread for each of so many vectors, at most `most` threads
 static unsigned threads_for(size_t nvecs, unsigned most) {
-    return nvecs < most ? cdiv(nvecs, WARP) * WARP : most;
+    return nvecs == 0 ? (unsigned)WARP : nvecs < most ? cdiv(nvecs, WARP) * WARP : most;
 }
 
 // ---- rows -------------------------------------------------------------------------------------------------
