@@ -7,8 +7,8 @@
  *
  * Each context (a stream, a host thread) has a vector clock; check.h says what orders them. Every two bytes
  * of the arena have a Cell that says which run of an operation wrote and read them last, and where in its
- * kernel. An access is right if those come before it. So a race is found whichever of its two sides ran first.
- * Host threads order each other by check_host.cpp and by atomics; a stream never is by those.
+ * kernel. An access is right if those come before it. So a race is found whichever of its two sides ran
+ * first. Host threads order each other by check_host.cpp and by atomics; a stream never is by those.
  *
  * A report is one line on stderr, "emu: KIND: ...", and the process ends with status 66. FO_EMU_KEEP_GOING=1:
  * after at most 20 reports, when the program ends. Addresses that the emulator does not hand out are the
@@ -787,9 +787,32 @@ inline bool in_arena(const void* p) {
     return (uintptr_t)p - arena < arena_nbytes;
 }
 
+/* One byte of a cell, at an end of a range: the other byte may be another stream's, as between messages of
+ * odd sizes. So it says nothing of order; a write defines it. Returns false if there is no such memory.
+ */
+bool touch_byte(uintptr_t a, bool write) {
+    Cell& cell = cells[(a - arena) / 2];
+    if (cell.written == 0 && !block_at(a)) {
+        const Access x = {a, 1, write, false, false, false, NULL};
+        report_unallocated(me(), x, a);
+        return false;
+    }
+    if (write && (cell.written == 0 || cell.written == (BEFORE_ALL | UNDEFINED))) {
+        cell.written = BEFORE_ALL;
+    }
+    return true;
+}
+
 // a range that an operation, or a call of a host thread, touches in code that isn't instrumented
 bool touch_by_runtime(const void* p, size_t nbytes, bool write, bool copies) {
-    const Access x = {(uintptr_t)p, nbytes, write, false, false, copies, NULL};
+    uintptr_t a = (uintptr_t)p;
+    if (a % 2) {
+        if (!touch_byte(a++, write)) { return false; }
+        nbytes--;
+    }
+    if (nbytes % 2 && !touch_byte(a + --nbytes, write)) { return false; }
+    if (nbytes == 0) { return true; }
+    const Access x = {a, nbytes, write, false, false, copies, NULL};
     std::unique_lock<std::recursive_mutex> guard(global().lock, std::defer_lock);
     if (!self.device || kinds[(x.a - arena) / LINE] == PINNED) { guard.lock(); }
     Context& c = me();
