@@ -149,6 +149,20 @@ run-san: tests
 	@B=$(B) bash dev/test/run.sh $(TESTS)
 deps-cuda:
 	@bash scripts/deps.sh --cuda
+# emulation: every test once; those of streams, ranks and kernels in each schedule; and under the checker
+SCHEDULES ?= eager lazy random:1 random:2 random:3
+ANYWHERE  := plan model options data train checkpoint
+emu: deps-cuda ## all tests of the cuda device's sources on the CPU, in SCHEDULES; then under the checker
+	@$(SUB) DEVICE=emu run-emu && $(SUB) DEVICE=emu SAN=check MPI=0 run-emu-check
+run-emu: tests
+	@JOBS=2 B=$(B) bash dev/test/run.sh $(ANYWHERE:%=$(B)/dev/test/test_%)
+	@for s in $(SCHEDULES); do echo "== schedule $$s"; \
+	    FO_EMU_SCHED=$$s B=$(B) NP="1 2" JOBS=2 LIMIT=900 bash dev/test/run.sh $(filter-out $(ANYWHERE:%=$(B)/dev/test/test_%),$(TESTS)) || exit 1; done
+	@B=$(B) bash dev/test/run.sh dev/test/cuda_test.py
+run-emu-check: tests
+	@JOBS=2 LIMIT=900 B=$(B) bash dev/test/run.sh $(filter-out $(ANYWHERE:%=$(B)/dev/test/test_%) $(B)/test_gpt $(B)/dev/test/test_generate,$(TESTS)) \
+	    dev/emu/test/check_test.sh
+	@JOBS=2 LIMIT=900 B=$(B) bash dev/test/run.sh "$(B)/test_gpt 1 1 2" "$(B)/test_gpt 2 1 1" "$(B)/test_gpt 1 2 1"
 cuda: deps-cuda ## build all of it for NVIDIA GPUs (sm_80, sm_90, sm_100); compare the devices' functions
 	@$(SUB) DEVICE=cuda train_gpt tests && $(SUB) train_gpt && $(SUB) DEVICE=emu train_gpt
 	@bash scripts/api.sh $(call folder,cpu) $(call folder,cuda) $(call folder,emu)
@@ -173,5 +187,5 @@ help: ## this list
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: all train_gpt tests benches deps quickstart test run-tests run-tests-fp32 asan tsan run-san bench bench-overlap
-.PHONY: format format-check clean help deps-cuda cuda ptxas run-ptxas
+.PHONY: format format-check clean help deps-cuda cuda emu run-emu run-emu-check ptxas run-ptxas
 .SECONDARY:

@@ -1,34 +1,48 @@
 #!/bin/bash
-# Runs each test program and script (.sh, .py) and closes with the sum of their 'N passed, N failed'.
-# A program tries 1, 2, 3 and 4 ranks by itself, as threads. Only test_*_mpi needs processes: it is run at each count.
-# One that ends without its closing line, or runs longer than LIMIT seconds, counts as one failed.
+# Runs each test program ("NAME ARGUMENTS" is one, too) and script (.sh, .py) and closes with the sum of their 'N passed, N failed'.
+# A program tries 1, 2, 3 and 4 ranks by itself, as threads. Only test_*_mpi needs processes: it is run at each count (NP).
+# One that ends without its closing line, or runs longer than LIMIT seconds, counts as one failed. JOBS run at a time.
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-passed=0 failed=0 log=$(mktemp); trap 'rm -f "$log"' EXIT
+logs=$(mktemp -d); trap 'rm -rf "$logs"' EXIT
 closing='^[0-9]+ passed, [0-9]+ failed$'
+n=0 told=0 passed=0 failed=0
 
-run() {
-    echo "== $*"
-    timeout -k 5 "${LIMIT:-300}" "$@" >"$log" 2>&1; local rc=$? before=$failed closed=0
+# what run number $1 has said, and its counts
+tell() {
+    local log=$logs/$1 rc before=$failed closed=0
+    rc=$(cat "$log.rc"); echo "== $(cat "$log.name")"
     grep -vE "$closing" "$log"
     while read -r p _ f _; do
         closed=1 passed=$((passed + p)) failed=$((failed + f))
     done < <(grep -E "$closing" "$log" | tr -d ,)
     if [[ $closed == 0 || ($rc != 0 && $failed == "$before") ]]; then
-        echo "$*: exit status $rc, and no failed check says why"; failed=$((failed + 1))
+        echo "$(cat "$log.name"): exit status $rc, and no failed check says why"; failed=$((failed + 1))
     fi
+}
+
+run() {
+    while (($(jobs -rp | wc -l) >= ${JOBS:-1})); do wait -n; done
+    n=$((n + 1)); local log=$logs/$n
+    echo "$*" >"$log.name"
+    { timeout -k 5 "${LIMIT:-300}" "$@" >"$log" 2>&1; echo $? >"$log.rc"; } &
+    ((${JOBS:-1} > 1)) || wait
+    while [[ -s $logs/$((told + 1)).rc ]]; do told=$((told + 1)); tell $told; done
 }
 
 for t in "$@"; do
     if [[ $t == *_mpi ]]; then
-        for np in 1 2 3 4; do ASAN_OPTIONS=detect_leaks=0 run ${MPIRUN:-mpirun --oversubscribe} -np $np "$t"; done
+        for np in ${NP:-1 2 3 4}; do ASAN_OPTIONS=detect_leaks=0 run ${MPIRUN:-mpirun --oversubscribe} -np "$np" "$t"; done
     elif [[ $t == *.sh ]]; then
         run bash "$t"
     elif [[ $t == *.py ]]; then
         run /usr/bin/python3 "$t" # the one that apt installs numpy for
     else
-        run "$t"
+        # shellcheck disable=SC2086
+        run $t
     fi
 done
+wait
+while ((told < n)); do told=$((told + 1)); tell $told; done
 echo "$passed passed, $failed failed"
 [[ $failed == 0 && $passed != 0 ]]
