@@ -30,7 +30,8 @@ WHOLE   := $(EMU:%=$(B)/%.o) # linked as they are: the emulator's parts find eac
 TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI) $(NO_CUDA),$(wildcard dev/test/test_*.c))) \
            $(patsubst %.cu,$(B)/%,$(wildcard test_*.cu dev/test/test_*.cu $(if $(filter emu,$(DEVICE)),dev/emu/test/test_*.cu)))
 SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py,$(wildcard dev/test/*.sh dev/test/*.py))
-BENCHES := $(patsubst %.c,$(B)/%,$(wildcard dev/bench/*.c))
+# all but one look into the cpu device, or want its emulated speeds
+BENCHES := $(patsubst %.c,$(B)/%,$(if $(filter cpu,$(DEVICE)),$(wildcard dev/bench/*.c),dev/bench/bench_kernels.c))
 
 ifeq ($(MPI),1)
 MPIFLAGS := $(filter-out -pthread,$(shell $(MPICC) --showme:compile))
