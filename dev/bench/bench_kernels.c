@@ -364,6 +364,17 @@ static void forward_gelu(Call* c, const Model* d) {
     if (c->pass == RUN) { fo_matmul_gelu_forward(out, gelu, inp, weight, bias, g.n, g.K, g.OC, c->s); }
 }
 
+// by one kernel each, if the device has one that does both
+static void fused(Call* c, const Model* d, void (*call)(Call*, const Model*)) {
+    fo_device_fuse_gelu(fo_stream_device(c->s), 1);
+    call(c, d);
+    fo_device_fuse_gelu(fo_stream_device(c->s), 0);
+}
+
+static void forward_gelu_fused(Call* c, const Model* d) {
+    fused(c, d, forward_gelu);
+}
+
 static void forward_add(Call* c, const Model* d) {
     (void)d;
     Gemm g = c->gemm;
@@ -384,6 +395,10 @@ static void dgrad_gelu(Call* c, const Model* d) {
     Gemm g = c->gemm;
     floatX *dinp = rows_k(c, WRITE), *dout = rows_oc(c, READ), *weight = weights(c), *pre = rows_k(c, READ);
     if (c->pass == RUN) { fo_matmul_gelu_dgrad(dinp, dout, weight, pre, g.n, g.K, g.OC, c->s); }
+}
+
+static void dgrad_gelu_fused(Call* c, const Model* d) {
+    fused(c, d, dgrad_gelu);
 }
 
 static void dgrad_add(Call* c, const Model* d) {
@@ -462,11 +477,13 @@ static const Row ROWS[] = {
     {"projection wgrad", GEMM, wgrad, 0.0, PROJ},
     {"fc1 forward", GEMM, forward, 0.0, FC1},
     {"fc1 forward, gelu", GEMM, forward_gelu, 0.0, FC1},
+    {"fc1 forward, gelu fused", GEMM, forward_gelu_fused, 0.0, FC1},
     {"fc1 dgrad", GEMM, dgrad, 0.0, FC1},
     {"fc1 wgrad", GEMM, wgrad, 0.0, FC1},
     {"fc2 forward", GEMM, forward, 0.0, FC2},
     {"fc2 dgrad", GEMM, dgrad, 0.0, FC2},
     {"fc2 dgrad, gelu", GEMM, dgrad_gelu, 0.0, FC2},
+    {"fc2 dgrad, gelu fused", GEMM, dgrad_gelu_fused, 0.0, FC2},
     {"fc2 wgrad", GEMM, wgrad, 0.0, FC2},
     {"head forward", GEMM, forward, 0.0, HEAD},
     {"head dgrad", GEMM, dgrad, 0.0, HEAD},
