@@ -41,6 +41,7 @@ ifneq ($(DEVICE),cpu)
 CUDA_MK := $(shell mkdir -p build && bash scripts/cuda_paths.sh >build/cuda-paths.mk && echo build/cuda-paths.mk)
 include $(CUDA_MK)
 $(if $(filter 0,$(CUDA_RUNTIME)),$(error DEVICE=$(DEVICE): no $(CUDA_RUNTIME_MISSING): install the CUDA toolkit and set CUDA_HOME, or the wheels (scripts/deps.sh --cuda)))
+$(if $(filter cuda,$(DEVICE)),$(if $(NVCC),,$(error DEVICE=cuda: no nvcc: install the CUDA toolkit and set CUDA_HOME, or the wheels (scripts/deps.sh --cuda))))
 $(if $(filter 0,$(CUDA_BLAS)),$(error DEVICE=$(DEVICE): no $(CUDA_BLAS_MISSING): install cuBLAS with the CUDA toolkit, or its wheel (scripts/deps.sh --cuda)))
 endif
 ifeq ($(DEVICE),emu)

@@ -34,9 +34,10 @@ path() { sed -n "s/^$1 := *//p" <<<"$paths"; }
 nvcc=$(path NVCC) cudnn=$([[ $DEVICE == cuda ]] && path FO_CUDNN || echo 0)
 [[ -n $nvcc || $DEVICE == emu ]] || die "no nvcc: install the CUDA toolkit and set CUDA_HOME"
 for tool in "${CC:-gcc}" make; do command -v "$tool" >/dev/null || die "no $tool"; done
-mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd) && rm -f "$OUT"/*.log "$OUT"/*.json "$OUT"/table.txt &&
+mkdir -p "$OUT" 2>/dev/null && OUT=$(cd "$OUT" && pwd) && rm -f "$OUT"/*.log "$OUT"/*.json "$OUT"/table.txt &&
     : >"$OUT/shard.bin" || die "can't write to $OUT"
 nvcc_version=$([[ -z $nvcc ]] || "$nvcc" --version | sed -n 's/.*release \([^ ]*\), \(.*\)/\1 \2/p')
+[[ -n $nvcc_version || $DEVICE == emu ]] || die "$nvcc does not run: its --version says nothing"
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown) program=""
 cpu="$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $JOBS cores"
 machine="$gpu${driver:+, driver $driver}${cap:+, compute capability $cap}${nvcc_version:+, nvcc $nvcc_version}, $cpu"
