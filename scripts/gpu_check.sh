@@ -45,7 +45,7 @@ echo "# $(date -u +%FT%TZ), $machine"
 echo "# commit $commit, $([[ $cudnn == 1 ]] && echo with || echo without) cuDNN, at most $ALL_SECONDS s"
 
 # ---- parts -----------------------------------------------------------------------------------------------------
-passed=0 failed=0 rows=() train_rows=() bench_rows=() demands=() background=""
+passed=0 failed=0 rows=() train_rows=() bench_rows=() demands=() background="" child=""
 closing='^[0-9]+ passed, [0-9]+ failed$'
 note() { # STATUS SECONDS NAME NOTE: a row of the table
     rows+=("$1|$2|$3|$4")
@@ -54,7 +54,7 @@ note() { # STATUS SECONDS NAME NOTE: a row of the table
 pass() { note passed "$took" "$1" "${2:-}"; passed=$((passed + 1)); }
 fail() { note failed "$took" "$1" "$2"; failed=$((failed + 1)); }
 reason() { # what a log says of its failure, in a few words
-    { grep -m1 -E 'failed:|[Ee]rror|ERROR' "$1" || tail -n 1 "$1"; } 2>/dev/null |
+    { grep -m1 -E 'failed:|SUMMARY' "$1" || grep -m1 -i error "$1" || tail -n 1 "$1"; } 2>/dev/null |
         tr -d '"\\|' | tr '\t' ' ' | cut -c1-100
 }
 # part NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, its output to $log. Sets took, and rc: 0 ended well;
@@ -64,8 +64,11 @@ part() {
     local name=$1 limit=$2 start=$SECONDS left=$((ALL_SECONDS - SECONDS)); shift 2
     log="$OUT/${name//[ :,]/_}.log" took=0 rc=75
     if ((left < 8)); then note skipped 0 "$name" "no time left"; return; fi
-    timeout -k 5 $((limit < left ? limit : left)) "$@" >"$log" 2>&1 </dev/null; rc=$?
-    took=$((SECONDS - start))
+    # in the background: a signal's trap runs at once while the shell waits
+    timeout -k 5 $((limit < left ? limit : left)) "$@" >"$log" 2>&1 </dev/null &
+    child=$!
+    wait $child; rc=$?
+    child="" took=$((SECONDS - start))
     if (((took >= left || ${SLOW:-0}) && (rc == 124 || rc == 137))); then
         note skipped $took "$name" "not done in $took s"; rc=75
     elif ((rc == 124 || rc == 137)); then
@@ -135,7 +138,7 @@ demand() { # NAME GOT LIMIT: at least that much
 finish() {
     local f
     trap - EXIT
-    if [[ -n $background ]]; then kill "$background" 2>/dev/null; wait "$background"; fi 2>/dev/null
+    for f in $child $background; do kill "$f" 2>/dev/null && wait "$f"; done 2>/dev/null
     rm -f "$OUT"/shard.bin
     [[ ${mfu_124M:-0} == 0 ]] || demand "MFU of 124M, percent of one H200" "$mfu_124M" 45
     [[ ${mfu_1558M:-0} == 0 ]] || demand "MFU of 1558M, percent of one H200" "$mfu_1558M" 50
@@ -144,11 +147,11 @@ finish() {
     done
     write_json >"$OUT/gpu_check.json"
     table | tee "$OUT/table.txt"
-    [[ $failed == 0 && $passed != 0 ]]
-    exit
+    if ((failed > 0 || passed == 0)); then exit 1; fi
+    exit 0
 }
 trap finish EXIT
-trap 'exit 130' INT TERM
+trap 'took=0; fail interrupted "by a signal"; exit 130' INT TERM
 
 # ---- build -----------------------------------------------------------------------------------------------------
 export FO_SHARE_GPUS=1 # ranks are threads that share the GPU
