@@ -126,12 +126,12 @@ double fo_device_peak_tflops(FoDevice* d);
  * always. cuda: cuDNN's attention adds up dq in any order otherwise. Call it before the first operation.
  */
 void fo_device_deterministic(FoDevice* d, int on);
-/* fo_device_fuse_gelu -- on 1: fo_matmul_gelu_forward and fo_matmul_gelu_dgrad are one kernel each where the
- * library has one. Faster or slower, that depends on the GPU; off unless told. GELU then sees sums before
- * they are rounded, so other last bits come out, and one recomputed from what was stored has yet others. cpu:
- * no effect.
+/* fo_device_fuse_gelu -- level 1: fo_matmul_gelu_forward is one kernel where the library has one, 2:
+ * fo_matmul_gelu_dgrad, too. Faster or slower, that depends on the GPU; off unless told. GELU then sees sums
+ * before they are rounded, so other last bits come out, and one recomputed from what was stored has yet
+ * others. cpu: no effect.
  */
-void fo_device_fuse_gelu(FoDevice* d, int on);
+void fo_device_fuse_gelu(FoDevice* d, int level);
 
 // does the device emulate speeds: fo_device_pace and fo_group_link? cpu: 1, cuda: 0
 int fo_device_emulates(void);
@@ -151,7 +151,8 @@ void fo_free(FoDevice* d, void* p);
 // bytes handed out by fo_malloc on this device: now, and at most so far
 size_t fo_device_nbytes(const FoDevice* d);
 size_t fo_device_peak_nbytes(const FoDevice* d);
-// bytes that a rank can still have here, if all ranks of this machine want as many; as the system tells it now
+// bytes that a rank can still have here, if all ranks of this machine want as many; as the system tells it
+// now
 size_t fo_device_free_nbytes(const FoDevice* d);
 
 // host -> device and back. Queued on s: host memory must stay as it is (upload), and may be read (download),
@@ -237,8 +238,8 @@ typedef struct {
 
 // on 1: from now on all streams of d keep their spans; 0: no more. Call it while nothing is queued.
 void fo_device_trace(FoDevice* d, int on);
-/* fo_stream_spans -- takes out the oldest spans that s has kept, `max` at most; returns how many. Call it after
- * fo_stream_sync(s).
+/* fo_stream_spans -- takes out the oldest spans that s has kept, `max` at most; returns how many. Call it
+ * after fo_stream_sync(s).
  */
 int fo_stream_spans(FoStream* s, FoSpan spans[], int max);
 // What is queued on s from now on belongs to `label`, a row of doc/overlap.md such as "F1"; NULL: to nothing.

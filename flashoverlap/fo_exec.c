@@ -106,7 +106,8 @@ void fo__run(FoOverlap* o, const FoPieces* io, FoPieceFn fn, void* ctx) {
         const FoCompute* c = &plan->computes[k];
         Chunk own = chunk_of(&io->send[c->chunk / m], m, c->chunk % m);
         fo__wait(o, c->after_exchanges);
-        // computing may be an operation of another name; one without peers leaves its work to the one around it
+        // computing may be an operation of another name; one without peers leaves its work to the one around
+        // it
         const char* before = fo_stream_label(o->compute, o->name);
         if (before && plan->P == 1) { fo_stream_label(o->compute, before); }
         if (c->add) {

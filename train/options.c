@@ -137,6 +137,8 @@ static const Option options[] = {
      "SECONDS", "how long a rank waits for another that it hears nothing from, before all end", NULL},
     {NULL,  "--graph",      INT, AT(graph), "0", 0, 1,
      "0|1", "cuda: queue layers and head of a micro-step by one call (a CUDA graph)", NULL},
+    {"-ge", "--gelu-fusion", INT, AT(gelu_fusion), "0", 0, 2,
+     "LEVEL", "cuda: GELU within matmuls, 1: forward, 2: and backward; measure it", NULL},
     {NULL,  "--deterministic", INT, AT(deterministic), "0", 0, 1,
      "0|1", "cuda: the same bits in every run, whatever it costs; the cpu's always are", NULL},
     {NULL,  "--comm-report", FLAG, AT(comm_report), "", 0, 0,
@@ -159,8 +161,7 @@ static const Option options[] = {
 #define NOPTIONS (sizeof options / sizeof options[0])
 
 // flags of llm.c that this program does not have
-static const char* const llmc_only[] = {"-w",  "-ge", "-f",  "-h",  "-lg", "-pn",
-                                        "-pr", "-pg", "-pi", "-ps", "-pf"};
+static const char* const llmc_only[] = {"-w", "-f", "-h", "-lg", "-pn", "-pr", "-pg", "-pi", "-ps", "-pf"};
 
 // ---- values -----------------------------------------------------------------------------------------------
 // is the whole of text one number, in plain decimal? No nan, inf, hexadecimal, blanks

@@ -57,7 +57,7 @@ typedef struct {
     int dp, up, tp, sp; // dp: options_parse puts in what processes were started for, where it is not given
     int zero;
     int recompute, keep_gathered;
-    int graph, deterministic;
+    int graph, gelu_fusion, deterministic;
     int comm_report;
     const char* trace; // file, or ""
     StepsOption trace_steps;

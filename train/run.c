@@ -80,7 +80,7 @@ static void print_model(const Trainer* tr, const GPT* g) {
     report_row("num_parameters", "%zu", g->ts.ntotal);
     report_rule();
     report_row("ranks dp * up * tp", "%d * %d * %d, as %s", m->dp, m->up, m->tp,
-               strcmp(fo_group_transport(tr->world), "mpi") ? "threads" : "processes");
+               strcmp(fo_group_transport(tr->world), "local") ? "processes" : "threads");
     report_row("sequence parallel", "%d, %s", opt->sp,
                m->up > 1 || opt->batch % m->tp ? "zig-zag shards" : "whole-sequence shards");
     report_row("zero stage", "%d", opt->zero);
@@ -521,6 +521,7 @@ void run_open(Trainer* tr) {
     if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(1, err); }
     fo_group_barrier(tr->world); // all have looked | memory is taken
     fo_device_deterministic(device, opt->deterministic);
+    fo_device_fuse_gelu(device, opt->gelu_fusion);
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, &sized, tr->world, device);
     if (load_weights(tr, path, err) ||

@@ -70,9 +70,9 @@ int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double no
 void run_comm_start(Trainer* tr);
 void run_comm_report(Trainer* tr);
 
-/* run_trace_start, run_trace_end -- around each step: the timeline of those that --trace is about. Collective.
- * The file is written after the last of them, or after a step that is the last because of `stop`; -1 with err
- * on rank 0 if it could not be.
+/* run_trace_start, run_trace_end -- around each step: the timeline of those that --trace is about.
+ * Collective. The file is written after the last of them, or after a step that is the last because of `stop`;
+ * -1 with err on rank 0 if it could not be.
  */
 void run_trace_start(Trainer* tr);
 int run_trace_end(Trainer* tr, int stop, char err[TRAIN_ERR]);

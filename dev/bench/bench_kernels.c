@@ -1,5 +1,6 @@
-/* bench_kernels.c -- every operation of fo_ops.h at the shapes of GPT-2 124M and 1558M, on any device: kernels
- * beside the time that their bytes take at the device's copy rate, GEMMs and attention beside a large GEMM.
+/* bench_kernels.c -- every operation of fo_ops.h at the shapes of GPT-2 124M and 1558M, on any device:
+ * kernels beside the time that their bytes take at the copy rate of the device, GEMMs and attention beside a
+ * large GEMM.
  *
  *   bench_kernels [--model 124M|1558M] [--only kernels|gemms|attention] [--rows N] [--scale S] [--rounds N]
  *                 [--json FILE]
@@ -366,7 +367,7 @@ static void forward_gelu(Call* c, const Model* d) {
 
 // by one kernel each, if the device has one that does both
 static void fused(Call* c, const Model* d, void (*call)(Call*, const Model*)) {
-    fo_device_fuse_gelu(fo_stream_device(c->s), 1);
+    fo_device_fuse_gelu(fo_stream_device(c->s), 2);
     call(c, d);
     fo_device_fuse_gelu(fo_stream_device(c->s), 0);
 }

@@ -565,7 +565,7 @@ static void test_planned_once(FoDevice* d, FoStream* s) {
     fo_matmul_dgrad_add(dweight, w, x, K, K, K, s);
     fo_matmul_forward_add(dweight, w, x, K, K, K, s);
     fo_matmul_wgrad(dweight, NULL, out, x, n, K, OC, s);
-    fo_device_fuse_gelu(d, 1);
+    fo_device_fuse_gelu(d, 2);
     fo_matmul_gelu_forward(out, out + n * OC, x, w, w, n, K, OC, s);
     fo_matmul_gelu_dgrad(x, out, w, x + n * K, n, K, OC, s);
     fo_device_fuse_gelu(d, 0);

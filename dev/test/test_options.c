@@ -154,6 +154,7 @@ static const struct {
     {"-z", "--zero", AT(zero), 'i', 0, NULL, "2", 2},
     {"-r", "--recompute", AT(recompute), 'i', 1, NULL, "3", 3},
     {NULL, "--keep-gathered", AT(keep_gathered), 'i', 0, NULL, "1", 1},
+    {"-ge", "--gelu-fusion", AT(gelu_fusion), 'i', 0, NULL, "2", 2},
     {NULL, "--deterministic", AT(deterministic), 'i', 0, NULL, "1", 1},
 #if FO_DEVICE_CPU
     {NULL, "--graph", AT(graph), 'i', 0, NULL, "0", 0},
@@ -330,7 +331,6 @@ static const char* const bad_lines[][3] = {
     {"--trace t --trace-steps 9999999999999999-2", "--trace-steps '9999999999999999-2'", "3-5"},
     {"--prompt a --prompt-file b", "--prompt and --prompt-file", "want one"},
     {"-w 1", "-w is an option of llm.c", "--help"},
-    {"-ge 1", "-ge is an option of llm.c", "--help"},
     {"-f 1", "-f is an option of llm.c", "--help"},
     {"-h 1", "-h is an option of llm.c", "it is not help: want --help"},
     {"-lg 1", "-lg is an option of llm.c", "--help"},
@@ -386,7 +386,7 @@ static void test_options_help(void) {
             CHECK(field_is(&o, i, all_options[i].fallback, all_options[i].text));
         }
     }
-    CHECK(ndefaults == 45);
+    CHECK(ndefaults == 46);
     free(text);
 }
 

@@ -1,5 +1,5 @@
-/* test_trace.c -- the timeline: what a stream keeps of its operations and waits, and the file that fo_trace makes
- * of it. That whole runs are told truly: trace_test.py.
+/* test_trace.c -- the timeline: what a stream keeps of its operations and waits, and the file that fo_trace
+ * makes of it. That whole runs are told truly: trace_test.py.
  */
 #include "dev/test/check.h"
 #include "flashoverlap/fo_ops.h"

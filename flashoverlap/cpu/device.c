@@ -159,8 +159,8 @@ const char* fo_device_hint(const FoDevice* d) {
     return NULL;
 }
 
-void fo_device_fuse_gelu(FoDevice* d, int on) {
-    (void)d, (void)on;
+void fo_device_fuse_gelu(FoDevice* d, int level) {
+    (void)d, (void)level;
 }
 
 void fo_device_deterministic(FoDevice* d, int on) {
@@ -255,7 +255,7 @@ int fo__op_times(const FoStream* s, FoOpTime times[FO_MAX_OP_NAMES]) {
 
 // from, begin, start: when it could have begun on the stream's clock, when it did so there, and in real time
 static void keep_span(FoStream* s, const Slot* op, double from, double begin, double start) {
-    // a paced stream lives on its clock, on which waits have been counted, too; an emulated link does, as well
+    // a paced stream lives on its clock, on which waits have been counted, too; an emulated link does as well
     const int paced = s->device->pace_tflops > 0.0, exchange = (op->messages.to | op->messages.from) != 0;
     const double end = paced ? s->clock : fo_now();
     from = !paced ? start : exchange && s->clock_is_set ? from : begin;

@@ -164,8 +164,8 @@ double fo_device_peak_tflops(FoDevice* d) {
     return d->peak_tflops;
 }
 
-void fo_device_fuse_gelu(FoDevice* d, int on) {
-    d->fuse_gelu = on;
+void fo_device_fuse_gelu(FoDevice* d, int level) {
+    d->fuse_gelu = level;
 }
 
 void fo_device_deterministic(FoDevice* d, int on) {

@@ -323,8 +323,8 @@ static void gemm(const Gemm& g, FoStream* s) {
 }
 
 // with the GELU. NULL: the device is not told to fuse it, or the library declines, or what it demands of aux
-static Plan* fused_plan(const Gemm& g, FoStream* s) {
-    if (!s->device->fuse_gelu || g.n == 0 || g.m % 8 != 0 || !aligned16(g.aux)) { return NULL; }
+static Plan* fused_plan(const Gemm& g, int level, FoStream* s) {
+    if (s->device->fuse_gelu < level || g.n == 0 || g.m % 8 != 0 || !aligned16(g.aux)) { return NULL; }
     return library_plan(g, s);
 }
 
@@ -370,7 +370,7 @@ void fo_matmul_gelu_forward(floatX* out, floatX* gelu, const floatX* inp, const 
                             const floatX* bias, size_t n, int K, int OC, FoStream* s) {
     Gemm g = forward_gemm(gelu, inp, weight, n, K, OC, FO_FLOATX);
     g.bias = bias, g.aux = out, g.gelu = GELU;
-    Plan* p = fused_plan(g, s);
+    Plan* p = fused_plan(g, 1, s);
     if (p) {
         FO_OP(s);
         library_gemm(p, g, s);
@@ -399,7 +399,7 @@ void fo_matmul_gelu_dgrad(floatX* dinp, const floatX* dout, const floatX* weight
                           size_t n, int K, int OC, FoStream* s) {
     Gemm g = dgrad_gemm(dinp, dout, weight, n, K, OC, FO_FLOATX);
     g.aux = (floatX*)pregelu, g.gelu = GELU_SLOPE;
-    Plan* p = fused_plan(g, s);
+    Plan* p = fused_plan(g, 2, s);
     if (p) {
         FO_OP(s);
         library_gemm(p, g, s);
