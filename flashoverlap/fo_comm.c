@@ -259,6 +259,7 @@ void fo__die_waiting(const FoBatch* b, double waited_s, unsigned sends, unsigned
         const FoSend* m = &b->sends[i];
         if (sends >> i & 1u) { add_awaited(awaited, &n, "receive", b->group->world_ranks[m->to], m->nbytes); }
     }
+    if (n == 0) { snprintf(awaited, sizeof awaited, "the other ranks"); } // a graph of exchanges
     if (n > 4) { snprintf(more, sizeof more, " and %d more", n - 4); }
     fo_die(__FILE__, __LINE__, __func__, "%s%swaited %.1f s for %s%s%s", b->what ? b->what : "",
            b->what ? ": " : "", waited_s, awaited, more, step);

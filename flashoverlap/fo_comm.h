@@ -96,6 +96,8 @@ void fo_group_step(FoGroup* g, int step);
  * dst untouched, until s has passed the exchange. At most FO_MAX_RANKS sends and as many receives an
  * exchange; sends go out one at a time, in the order given. Zero bytes are not sent. A peer equal to this
  * rank is an error: dies.
+ * In a graph: ranks of a group end up with the same exchanges in it, and have exchanged messages between the
+ * same pairs before.
  */
 void fo_comm_begin(FoGroup* g, FoStream* s);
 void fo_send(FoGroup* g, const void* src, size_t nbytes, int to);

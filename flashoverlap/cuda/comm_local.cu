@@ -11,14 +11,11 @@
  * words in device memory, set to 1 by one stream and awaited and cleared by the other: constants, so a graph
  * can be launched again and again.
  */
-#include <cuda.h> // types of the driver's functions, which are looked up when first needed
 #include <sched.h>
 #include <stdlib.h>
 #include "flashoverlap/cuda/comm.h"
 
 namespace {
-typedef CUresult (*BatchMemOp)(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
-
 // a message's address, from its receiver
 struct Post {
     void* dst;
@@ -52,7 +49,6 @@ struct Seat {
     int ordinal;
     cudaEvent_t ready;
     Flags* flags; // device memory
-    BatchMemOp mem_op;
 };
 
 struct World {
@@ -66,18 +62,6 @@ World* world_of(const FoBatch* b) {
 }
 
 // ---- a rank's part ----------------------------------------------------------------------------------------
-BatchMemOp find_mem_op(void) {
-    void* fn = NULL;
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    CUDA(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &fn, 12000, cudaEnableDefault, &found));
-#else
-    CUDA(cudaGetDriverEntryPoint("cuStreamBatchMemOp", &fn, cudaEnableDefault, &found));
-#endif
-    fo_require(found == cudaDriverEntryPointSuccess, "the driver has no cuStreamBatchMemOp");
-    return (BatchMemOp)fn;
-}
-
 // The flags are cleared on the exchange's stream: a peer that has exchanged with this rank comes after that.
 Seat* seat_of(const FoBatch* b) {
     FoDevice* d = b->stream->device;
@@ -85,7 +69,6 @@ Seat* seat_of(const FoBatch* b) {
     if (!seat->flags) {
         fo_require(!d->capturing, "a rank's first exchange of a group can't be part of a graph");
         seat->ordinal = d->ordinal;
-        seat->mem_op = find_mem_op();
         CUDA(cudaEventCreateWithFlags(&seat->ready, cudaEventDisableTiming));
         CUDA(cudaMalloc(&seat->flags, sizeof(Flags)));
         CUDA(cudaMemsetAsync(seat->flags, 0, sizeof(Flags), b->stream->stream));
@@ -146,10 +129,8 @@ void add_take(MemOps* m, uint32_t* flag) { // waits for 1 and clears it
     add_write(m, flag, 0);
 }
 
-void queue_mem_ops(const FoBatch* b, const Seat* seat, MemOps* m) {
-    if (m->n == 0) { return; }
-    CUresult err = seat->mem_op((CUstream)b->stream->stream, m->n, m->ops, 0);
-    fo_require(err == CUDA_SUCCESS, "cuStreamBatchMemOp: error %d of the driver", (int)err);
+void queue_mem_ops(const FoBatch* b, MemOps* m) {
+    if (m->n > 0) { fo__mem_ops(b->stream, m->n, m->ops); }
     m->n = 0;
 }
 
@@ -207,7 +188,7 @@ void post_receives(const FoBatch* b, const Seat* seat) {
         pthread_cond_broadcast(&box->changed);
         pthread_mutex_unlock(&box->mutex);
     }
-    queue_mem_ops(b, seat, &ready);
+    queue_mem_ops(b, &ready);
 }
 
 // the post that the message goes to; *n: its number
@@ -244,10 +225,10 @@ void send_message(const FoBatch* b, const FoSend* m, const Seat* seat) {
         ops.n = 0;
         require_reach(b, m->to, box->reaches_to);
         add_take(&ops, &seat->flags->ready[m->to][n]); // receiver's buffer is free | copy
-        queue_mem_ops(b, seat, &ops);
+        queue_mem_ops(b, &ops);
         copy(b, m, &post, seat);
         add_write(&ops, &w->seats[m->to].flags->data[me][n], 1);
-        queue_mem_ops(b, seat, &ops);
+        queue_mem_ops(b, &ops);
     } else {
         if (box->reaches_to == NOT_TRIED) { box->reaches_to = reach(seat->ordinal, post.ordinal); }
         if (!box->done[n]) { CUDA(cudaEventCreateWithFlags(&box->done[n], cudaEventDisableTiming)); }
@@ -284,7 +265,7 @@ void await_receives(const FoBatch* b, const Seat* seat) {
             CUDA(cudaStreamWaitEvent(b->stream->stream, box->done[n], 0)); // likewise
         }
     }
-    queue_mem_ops(b, seat, &landed);
+    queue_mem_ops(b, &landed);
     // all posts are taken, and the waits for `done` queued: the next exchange begins with empty boxes
     for (int i = 0; i < b->nrecvs; i++) {
         Mailbox* box = &w->boxes[b->recvs[i].from][me];

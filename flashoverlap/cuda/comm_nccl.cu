@@ -4,8 +4,7 @@
  * Each group has a communicator of its own, so that exchanges of different groups run at the same time. An
  * exchange is one group of calls on its stream. NCCL never gives up on a peer, so a thread of the process,
  * the watchdog, looks after what is under way: an exchange counts from its start on the device (an event
- * before it), until its end (one behind it). In a graph there are no such events; NCCL's own errors are seen
- * anyway.
+ * before it), until its end (one behind it). A graph is watched as a whole.
  */
 #include "flashoverlap/cuda/comm.h"
 #if FO_NCCL && FO_MPI
@@ -33,9 +32,12 @@ struct Nccl {
 #undef X
 };
 
-// an exchange that is under way
+struct Comm;
+
+// an exchange that is under way, or a graph: then b has no messages
 struct Watched {
     FoBatch* b;
+    Comm* comm;
     cudaEvent_t begun, done;
     Watched* next;
 };
@@ -285,12 +287,14 @@ Watched* watch_begin(Comm* c, FoBatch* b) {
         CUDA(cudaEventCreateWithFlags(&x->done, cudaEventDisableTiming));
     }
     x->b = b;
+    x->comm = c;
     x->next = NULL;
     CUDA(cudaEventRecord(x->begun, b->stream->stream));
     return x;
 }
 
-void watch_end(Comm* c, Watched* x) {
+void watch_end(Watched* x) {
+    Comm* c = x->comm;
     CUDA(cudaEventRecord(x->done, x->b->stream->stream));
     pthread_mutex_lock(&c->mutex);
     if (c->first) {
@@ -330,7 +334,7 @@ void nccl_exchange(FoBatch* b) {
     Watched* x = d->capturing ? NULL : watch_begin(c, b);
     queue_messages(c, b);
     if (x) {
-        watch_end(c, x);
+        watch_end(x);
     } else {
         free(b);
     }
@@ -493,7 +497,30 @@ void fo__process_open(FoGroup* g) {
     fo_require(err == 0, "no thread for the watchdog: %s", strerror(err));
 }
 
+void* fo__watch_begin(FoStream* s) {
+    Comm* c = process ? process->comms[0] : NULL; // the world's
+    if (!c) { return NULL; }
+    FoBatch* b = (FoBatch*)calloc(1, sizeof *b);
+    fo_require(b != NULL, "out of memory");
+    b->group = c->group;
+    b->stream = s;
+    b->what = "graph";
+    b->step = c->group->world->step;
+    b->patience_s = c->group->world->patience_s;
+    return watch_begin(c, b);
+}
+
+void fo__watch_end(void* watched) {
+    if (watched) { watch_end((Watched*)watched); }
+}
+
 #else // ranks are threads
+void* fo__watch_begin(FoStream*) {
+    return NULL;
+}
+
+void fo__watch_end(void*) {}
+
 void* fo__nccl_malloc(size_t) {
     return NULL;
 }

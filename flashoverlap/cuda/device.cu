@@ -393,17 +393,26 @@ void fo_stream_messages(FoStream* s, FoMessages m) {
 // ---- words in memory --------------------------------------------------------------------------------------
 // The driver's function comes through the runtime: a program linked with libcuda does not even start without
 // it.
-static void mem_op(FoStream* s, void* word, uint32_t value, CUstreamBatchMemOpType type) {
+void fo__mem_ops(FoStream* s, unsigned n, CUstreamBatchMemOpParams ops[]) {
     typedef CUresult (*BatchMemOp)(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
+    const char* const name = "cuStreamBatchMemOp";
     FoDevice* d = s->device;
-    CUstreamBatchMemOpParams p;
-    memset(&p, 0, sizeof p);
     if (!d->batch_mem_op) {
         cudaDriverEntryPointQueryResult found;
-        CUDA(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &d->batch_mem_op, 12000,
-                                              cudaEnableDefault, &found));
-        fo_require(found == cudaDriverEntryPointSuccess, "the driver has no cuStreamBatchMemOp");
+#if CUDART_VERSION >= 12050
+        CUDA(cudaGetDriverEntryPointByVersion(name, &d->batch_mem_op, 12000, cudaEnableDefault, &found));
+#else
+        CUDA(cudaGetDriverEntryPoint(name, &d->batch_mem_op, cudaEnableDefault, &found));
+#endif
+        fo_require(found == cudaDriverEntryPointSuccess, "the driver has no %s", name);
     }
+    CUresult err = ((BatchMemOp)d->batch_mem_op)((CUstream)s->stream, n, ops, 0);
+    fo_require(err == CUDA_SUCCESS, "%s failed with %d", name, (int)err);
+}
+
+static void mem_op(FoStream* s, void* word, uint32_t value, CUstreamBatchMemOpType type) {
+    CUstreamBatchMemOpParams p;
+    memset(&p, 0, sizeof p);
     p.operation = type;
     if (type == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
         p.writeValue.address = (CUdeviceptr)(uintptr_t)word;
@@ -413,8 +422,7 @@ static void mem_op(FoStream* s, void* word, uint32_t value, CUstreamBatchMemOpTy
         p.waitValue.value = value;
         p.waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
     }
-    CUresult err = ((BatchMemOp)d->batch_mem_op)((CUstream)s->stream, 1, &p, 0);
-    fo_require(err == CUDA_SUCCESS, "cuStreamBatchMemOp failed with %d", (int)err);
+    fo__mem_ops(s, 1, &p);
 }
 
 void fo__write32(FoStream* s, void* word, uint32_t value) {
@@ -663,7 +671,9 @@ void fo_graph_end(FoGraph* g) {
 void fo_graph_launch(FoGraph* g) {
     fo_require(!g->launched || !g->timed, "a graph launched twice without a wait: its times would be lost");
     join_all(g->stream, g->done);
+    void* watched = fo__watch_begin(g->stream);
     CUDA(cudaGraphLaunch(g->exec, g->stream->stream));
+    fo__watch_end(watched);
     fork_all(g->stream, g->done);
     g->launched = 1;
 }
