@@ -76,6 +76,7 @@ static void check_shape(size_t row0, size_t n, FoLayout l, int NH, int hs) {
 static AttentionArgs args_of(const floatX* qkv, size_t row0, size_t n, FoLayout l, int NH, int hs) {
     AttentionArgs a = {};
     a.qkv = qkv, a.row0 = row0, a.n = n, a.l = l, a.NH = NH, a.hs = hs;
+    a.scale = 1.0f / sqrtf((float)hs);
     return a;
 }
 

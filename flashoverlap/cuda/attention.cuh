@@ -50,7 +50,8 @@ struct AttentionArgs {
     size_t key_row0, key_n; // for dq: the keys that count
     FoLayout l;
     int NH, hs;
-    int vec; // are rows and heads of all matrices aligned to 16 bytes?
+    float scale; // 1/sqrt(hs)
+    int vec;     // are rows and heads of all matrices aligned to 16 bytes?
 };
 
 // any hs up to FO_ATTENTION_MAX_HS; attention_kernels.cu
@@ -131,15 +132,13 @@ static __device__ inline int key_counts(const AttentionArgs& a, size_t row) {
     return row >= a.key_row0 && row < a.key_row0 + a.key_n;
 }
 
-// of these keys, which count by whole runs: 0 none does, 1 some do, 2 all do
-static __device__ inline int keys_count(const AttentionArgs& a, const Span& s) {
-    int run = layout_run(a.l), some = 0, all = 1;
+// are there keys that count among these? They do by whole runs
+static __device__ inline int any_key_counts(const AttentionArgs& a, const Span& s) {
+    int run = layout_run(a.l), any = 0;
     for (int t = s.t0; t < s.t0 + s.nt; t = (t / run + 1) * run) {
-        int counts = key_counts(a, layout_row(a.l, s.b, t));
-        some |= counts;
-        all &= counts;
+        any |= key_counts(a, layout_row(a.l, s.b, t));
     }
-    return some + (some & all);
+    return any;
 }
 
 static __device__ inline float round_to_floatx(float f) {

@@ -10,6 +10,7 @@
 enum { TILE = 32, NTX = 16, NTHREADS = 128, ROWS = TILE / (NTHREADS / NTX), COLS = TILE / NTX };
 enum { LDP = TILE + 1 }; // of a tile of scores
 enum { DOUT = 3 };       // beside q, k and v, the parts 0, 1 and 2 of qkv
+// launch bounds say 1 block: else nvcc spills registers, to have room for more blocks
 
 template <int HS> struct Tile {
     float v[TILE][HS + 4]; // 16 bytes more, so that equal columns of following rows lie in different banks
@@ -137,13 +138,13 @@ static __device__ inline float softmax_step(Softmax* m, Scores* p, const float s
 }
 
 template <int HS>
-static __global__ void __launch_bounds__(NTHREADS) attention_forward_kernel(AttentionArgs a) {
+static __global__ void __launch_bounds__(NTHREADS, 1) attention_forward_kernel(AttentionArgs a) {
     DYNAMIC_SHARED(Tile<HS>, tiles);
     Tile<HS>*q = tiles, *k = tiles + 1, *v = tiles + 2;
     Scores* p = (Scores*)(tiles + 3);
     Span rows = span_of_block(a, TILE, 1);
     if (rows.nt <= 0) { return; }
-    float acc[ROWS][HS / NTX] = {}, scale = 1.0f / sqrtf((float)a.hs);
+    float acc[ROWS][HS / NTX] = {}, scale = a.scale;
     Softmax m[ROWS];
     for (int i = 0; i < ROWS; i++) {
         m[i].max = -INFINITY;
@@ -208,14 +209,15 @@ static __device__ inline Gradient gradient_of(float score, float dp, int visible
     return g;
 }
 
-template <int HS> static __global__ void __launch_bounds__(NTHREADS) attention_dkv_kernel(AttentionArgs a) {
+template <int HS>
+static __global__ void __launch_bounds__(NTHREADS, 1) attention_dkv_kernel(AttentionArgs a) {
     DYNAMIC_SHARED(Tile<HS>, tiles);
     Tile<HS>*k = tiles, *v = tiles + 1, *q = tiles + 2, *dout = tiles + 3;
     Scores *p = (Scores*)(tiles + 4), *ds = p + 1;
     Stats* st = (Stats*)(p + 2);
     Span keys = span_of_block(a, TILE, 0);
     if (keys.nt <= 0) { return; }
-    float dk[ROWS][HS / NTX] = {}, dv[ROWS][HS / NTX] = {}, scale = 1.0f / sqrtf((float)a.hs);
+    float dk[ROWS][HS / NTX] = {}, dv[ROWS][HS / NTX] = {}, scale = a.scale;
     load_rows(k, a, keys, 1);
     load_rows(v, a, keys, 2);
     for (int t = keys.t0 / TILE * TILE; t < a.l.T; t += TILE) {
@@ -251,20 +253,20 @@ template <int HS> static __global__ void __launch_bounds__(NTHREADS) attention_d
     }
 }
 
-template <int HS> static __global__ void __launch_bounds__(NTHREADS) attention_dq_kernel(AttentionArgs a) {
+template <int HS> static __global__ void __launch_bounds__(NTHREADS, 1) attention_dq_kernel(AttentionArgs a) {
     DYNAMIC_SHARED(Tile<HS>, tiles);
     Tile<HS>*q = tiles, *dout = tiles + 1, *k = tiles + 2, *v = tiles + 3;
     Scores* ds = (Scores*)(tiles + 4);
     Stats* st = (Stats*)(ds + 1);
     Span queries = span_of_block(a, TILE, 1);
     if (queries.nt <= 0) { return; }
-    float dq[ROWS][HS / NTX] = {}, scale = 1.0f / sqrtf((float)a.hs);
+    float dq[ROWS][HS / NTX] = {}, scale = a.scale;
     load_rows(q, a, queries, 0);
     load_rows(dout, a, queries, DOUT);
     load_stats(st, a, queries);
     for (int t = 0; t < queries.t0 + queries.nt; t += TILE) {
         Span keys = span_of_positions(a.l, queries.b, t, min(TILE, a.l.T - t));
-        if (!keys_count(a, keys)) { continue; }
+        if (!any_key_counts(a, keys)) { continue; }
         __syncthreads(); // the last keys are read
         load_rows(k, a, keys, 1);
         load_rows(v, a, keys, 2);

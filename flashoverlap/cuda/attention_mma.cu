@@ -8,16 +8,10 @@
 #ifndef FO_PRECISION_FP32
 #include "flashoverlap/cuda/attention.cuh"
 #include "flashoverlap/cuda/ptx.cuh"
+#include <limits.h>
 
 enum { WARPS = 4, NTHREADS = WARPS * WARP, DOUT = 3 }; // DOUT: beside q, k and v, parts 0, 1 and 2 of qkv
 #define LOG2E 1.44269504f
-
-// arrays that a loop indexes stay in registers if it is unrolled; nvcc sees by itself but for the outermost
-#ifdef FO_EMU
-#define UNROLL
-#else
-#define UNROLL _Pragma("unroll")
-#endif
 
 // 16 bytes more a row, so that equal columns of 8 rows that follow each other lie in different banks
 template <int HS, int NROWS> struct Tile { FoBf16 v[NROWS][HS + 8]; };
@@ -53,6 +47,7 @@ static __device__ inline const FoBf16* row_of_lane(const FoBf16* p, int width) {
 // 16 rows from `row` on, as the left factor
 template <int HS, int NROWS>
 static __device__ inline void load_left(unsigned f[HS / 16][4], const Tile<HS, NROWS>* tile, int row) {
+    #pragma unroll
     for (int k = 0; k < HS / 16; k++) {
         load_matrices(f[k], row_of_lane(&tile->v[row][k * 16], HS + 8));
     }
@@ -63,11 +58,13 @@ template <int M, int HS, int N>
 static __device__ inline void dots(float s[M][N / 8][4], const unsigned left[M][HS / 16][4],
                                    const Tile<HS, N>* b) {
     int row = lane_id() / 16 * 8 + lane_id() % 8, column = lane_id() / 8 % 2 * 8;
+    #pragma unroll
     for (int k = 0; k < HS / 16; k++) {
+        #pragma unroll
         for (int j = 0; j < N / 16; j++) {
             unsigned right[4];
             load_matrices(right, &b->v[j * 16 + row][k * 16 + column]);
-            UNROLL
+            #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma_bf16(s[m][2 * j], left[m][k], right);
                 mma_bf16(s[m][2 * j + 1], left[m][k], right + 2);
@@ -80,19 +77,22 @@ static __device__ inline void dots(float s[M][N / 8][4], const unsigned left[M][
 template <int M, int HS, int N>
 static __device__ inline void add_product(float acc[M][HS / 8][4], const float p[M][N / 8][4],
                                           const Tile<HS, N>* x) {
+    #pragma unroll
     for (int k = 0; k < N / 16; k++) {
         unsigned left[M][4];
-        UNROLL
+        #pragma unroll
         for (int m = 0; m < M; m++) {
+            #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float* pair = &p[m][2 * k + i / 2][i % 2 * 2];
                 left[m][i] = pack_bf16(pair[0], pair[1]);
             }
         }
+        #pragma unroll
         for (int d = 0; d < HS / 16; d++) {
             unsigned right[4];
             load_matrices_transposed(right, row_of_lane(&x->v[k * 16][d * 16], HS + 8));
-            UNROLL
+            #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma_bf16(acc[m][2 * d], left[m], right);
                 mma_bf16(acc[m][2 * d + 1], left[m], right + 2);
@@ -115,7 +115,9 @@ static __device__ inline void store_rows(floatX* out, size_t width, int nrows, i
                                          const float acc[HS / 8][4], const float factor[2],
                                          Tile<HS, NROWS>* tile, int row) {
     __syncwarp(); // all lanes have read the tile's rows
+    #pragma unroll
     for (int j = 0; j < HS / 8; j++) {
+        #pragma unroll
         for (int half = 0; half < 2; half++) {
             unsigned pair = pack_bf16(acc[j][2 * half] * factor[half], acc[j][2 * half + 1] * factor[half]);
             memcpy(&tile->v[row + lane_id() / 4 + 8 * half][j * 8 + lane_id() % 4 * 2], &pair, sizeof pair);
@@ -144,21 +146,27 @@ template <int HS, int N>
 static __device__ inline void softmax_step(Softmax* st, float s[N / 8][4], float acc[HS / 8][4], int t0,
                                            int t, float scale) {
     if (t + N - 1 > t0) { // there may be keys that a query does not see
+        #pragma unroll
         for (int j = 0; j < N / 8; j++) {
+            #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int key = t + j * 8 + lane_id() % 4 * 2 + i % 2, query = t0 + lane_id() / 4 + i / 2 * 8;
                 s[j][i] = key <= query ? s[j][i] : -INFINITY;
             }
         }
     }
+    #pragma unroll
     for (int half = 0; half < 2; half++) {
         float max = st->max[half], sum = 0.0f;
+        #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             max = fmaxf(max, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
         }
         max = row_reduce(max, Max());
         float factor = exp2_fast((st->max[half] - max) * scale), shift = max * scale;
+        #pragma unroll
         for (int j = 0; j < N / 8; j++) {
+            #pragma unroll
             for (int i = 2 * half; i < 2 * half + 2; i++) {
                 s[j][i] = exp2_fast(fmaf(s[j][i], scale, -shift));
                 sum += s[j][i];
@@ -166,6 +174,7 @@ static __device__ inline void softmax_step(Softmax* st, float s[N / 8][4], float
         }
         st->max[half] = max;
         st->sum[half] = fmaf(st->sum[half], factor, sum);
+        #pragma unroll
         for (int j = 0; j < HS / 8; j++) {
             acc[j][2 * half] *= factor;
             acc[j][2 * half + 1] *= factor;
@@ -196,9 +205,9 @@ static __global__ void __launch_bounds__(NTHREADS) attention_forward_mma_kernel(
     __syncthreads();
     int row = warp_id() * 16 * M; // this warp's first
     unsigned q[M][HS / 16][4];
-    float acc[M][HS / 8][4] = {}, scale = 1.0f / sqrtf((float)a.hs);
+    float acc[M][HS / 8][4] = {}, scale = a.scale;
     Softmax st[M];
-    UNROLL
+    #pragma unroll
     for (int m = 0; m < M; m++) {
         load_left(q[m], &sh->q, row + 16 * m);
         st[m] = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
@@ -212,7 +221,7 @@ static __global__ void __launch_bounds__(NTHREADS) attention_forward_mma_kernel(
         if (t <= rows.t0 + row + 16 * M - 1) { // else none of the warp's queries sees these keys
             float s[M][STEP / 8][4] = {};
             dots<M, HS, STEP>(s, q, &sh->k[stage]);
-            UNROLL
+            #pragma unroll
             for (int m = 0; m < M; m++) {
                 softmax_step<HS, STEP>(&st[m], s[m], acc[m], rows.t0 + row + 16 * m, t, scale * LOG2E);
             }
@@ -222,10 +231,11 @@ static __global__ void __launch_bounds__(NTHREADS) attention_forward_mma_kernel(
         __syncthreads(); // the next keys are there | this tile is read
     }
     size_t C = (size_t)a.NH * (size_t)a.hs;
-    UNROLL
+    #pragma unroll
     for (int m = 0; m < M; m++) {
         int r = row + 16 * m;
         float inverse[2];
+        #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = row_reduce(st[m].sum[half], Sum());
             int mine = r + lane_id() / 4 + 8 * half;
@@ -259,7 +269,8 @@ template <int HS> struct BackwardShared {
     static constexpr int ROWS = WARPS * 16, STEP = HS <= 64 ? 64 : 32;
     Tile<HS, ROWS> own[2];     // k and v; or q and dout
     Tile<HS, STEP> step[2][2]; // of each stage: q and dout; or k and v
-    Stats<STEP> stats[2];      // of each stage
+    Stats<STEP> stats[2];      // of each stage, if they are q and dout
+    int position[2][STEP]; // else those of the keys; INT_MAX, which no query sees, where one doesn't count
 };
 
 template <int HS>
@@ -280,7 +291,7 @@ static __global__ void __launch_bounds__(NTHREADS) attention_dkv_mma_kernel(Atte
     if (keys.nt <= 0) { return; }
     Copies copies;
     int row = warp_id() * 16, key0 = keys.t0 + row; // this warp's first
-    float dk[1][HS / 8][4] = {}, dv[1][HS / 8][4] = {}, scale = 1.0f / sqrtf((float)a.hs);
+    float dk[1][HS / 8][4] = {}, dv[1][HS / 8][4] = {}, scale = a.scale;
     int t0 = keys.t0 / STEP * STEP;
     copy_rows(&copies, &sh->own[0], a, keys, 1);
     copy_rows(&copies, &sh->own[1], a, keys, 2);
@@ -297,7 +308,9 @@ static __global__ void __launch_bounds__(NTHREADS) attention_dkv_mma_kernel(Atte
             load_left(left[0], &sh->own[1], row);
             dots<1, HS, STEP>(dp, left, &sh->step[stage][1]);
             int all = t >= key0 + 15; // does each query see each key?
+            #pragma unroll
             for (int j = 0; j < STEP / 8; j++) {
+                #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     int c = j * 8 + lane_id() % 4 * 2 + i % 2, key = key0 + lane_id() / 4 + i / 2 * 8;
                     float p = exp2_fast(fmaf(s[0][j][i], scale * LOG2E, -sh->stats[stage].lse[c]));
@@ -321,7 +334,7 @@ static __global__ void __launch_bounds__(NTHREADS) attention_dkv_mma_kernel(Atte
 
 // the first step of keys from t on, below end, in which some count, else one at or beyond end
 static __device__ inline int next_keys(const AttentionArgs& a, int b, int t, int end, int step) {
-    while (t < end && !keys_count(a, span_of_positions(a.l, b, t, min(step, a.l.T - t)))) {
+    while (t < end && !any_key_counts(a, span_of_positions(a.l, b, t, min(step, a.l.T - t)))) {
         t += step;
     }
     return t;
@@ -333,13 +346,20 @@ static __device__ inline void copy_keys(Copies* copies, BackwardShared<HS>* sh, 
     Span keys = span_of_positions(a.l, b, t, min((int)BackwardShared<HS>::STEP, a.l.T - t));
     copy_rows(copies, &sh->step[stage][0], a, keys, 1);
     copy_rows(copies, &sh->step[stage][1], a, keys, 2);
+    int i = (int)threadIdx.x;
+    if (i < BackwardShared<HS>::STEP) {
+        int counts = i < keys.nt && key_counts(a, span_row(keys, a.l, i));
+        sh->position[stage][i] = counts ? t + i : INT_MAX;
+    }
 }
 
 // dq[r] += of 16 rows, of which there are nrows
 template <int HS>
 static __device__ inline void add_rows(float* dq, size_t width, int nrows, int hs,
                                        const float acc[HS / 8][4]) {
+    #pragma unroll
     for (int j = 0; j < HS / 8; j++) {
+        #pragma unroll
         for (int half = 0; half < 2; half++) {
             int r = lane_id() / 4 + 8 * half, c = j * 8 + lane_id() % 4 * 2;
             if (r < nrows && c < hs) {
@@ -363,7 +383,8 @@ static __global__ void __launch_bounds__(NTHREADS) attention_dq_mma_kernel(Atten
     if (queries.nt <= 0 || t >= end) { return; }
     Copies copies;
     int row = warp_id() * 16, query0 = queries.t0 + row; // this warp's first
-    float dq[1][HS / 8][4] = {}, scale = 1.0f / sqrtf((float)a.hs), lse[2], delta[2];
+    float dq[1][HS / 8][4] = {}, scale = a.scale, lse[2], delta[2];
+    #pragma unroll
     for (int half = 0; half < 2; half++) {
         int r = min(row + lane_id() / 4 + 8 * half, queries.nt - 1);
         size_t at = (queries.row + (size_t)r) * (size_t)a.NH + blockIdx.y;
@@ -385,14 +406,14 @@ static __global__ void __launch_bounds__(NTHREADS) attention_dq_mma_kernel(Atten
             dots<1, HS, STEP>(s, left, &sh->step[stage][0]);
             load_left(left[0], &sh->own[1], row);
             dots<1, HS, STEP>(dp, left, &sh->step[stage][1]);
-            Span keys = span_of_positions(a.l, queries.b, t, min(STEP, a.l.T - t));
-            int all = t + STEP - 1 <= query0 && keys_count(a, keys) == 2;
+            #pragma unroll
             for (int j = 0; j < STEP / 8; j++) {
+                #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     int c = j * 8 + lane_id() % 4 * 2 + i % 2, query = query0 + lane_id() / 4 + i / 2 * 8;
                     float p = exp2_fast(fmaf(s[0][j][i], scale * LOG2E, -lse[i / 2]));
-                    int visible = all || (t + c <= query && key_counts(a, span_row(keys, a.l, c)));
-                    dp[0][j][i] = visible ? p * (dp[0][j][i] - delta[i / 2]) * scale : 0.0f;
+                    dp[0][j][i] =
+                        sh->position[stage][c] <= query ? p * (dp[0][j][i] - delta[i / 2]) * scale : 0.0f;
                 }
             }
             add_product<1, HS, STEP>(dq, dp, &sh->step[stage][0]);
