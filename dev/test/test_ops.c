@@ -558,7 +558,8 @@ static void test_softmax(Test* t, size_t n, int V, int valid, int P, double scal
         ref[k] = (double*)test_host(t, n * sizeof(double));
     }
     for (size_t i = 0; i < n; i++) {
-        targets[i] = i == 0 ? valid - 1 : (int)(i * 7919) % valid;
+        // the last column, those on both sides of the first cut, any
+        targets[i] = i == 0 ? valid - 1 : i <= 2 ? (Vl + 1 - (int)i) % valid : (int)(i * 7919) % valid;
     }
     int* dtargets = ints_upload(t, targets, n);
     for (int p = 0; p < P; p++) {
@@ -888,6 +889,8 @@ static void test_all(Test* t) {
     }
     CHECK_AT("softmax of one row");
     test_softmax(t, 1, 128, 97, 1, 0.5);
+    CHECK_AT("softmax with one column of padding beside seven others");
+    test_softmax(t, 4, 32, 23, 1, 2.0);
     CHECK_AT("softmax of GPT-2's vocabulary");
     test_softmax(t, 3, 50304, 50257, 2, 8.0);
     CHECK_AT("softmax with logits where exp alone would overflow");
