@@ -246,9 +246,9 @@ static void test_right(FoDevice* d, FoStream* s, FoLayout l, int NH, int hs, flo
     size_t shard = l.zigzag ? c.N / (size_t)l.P : (size_t)l.T;
     double tol = tolerance(6.0, (double)size);
     check_by_keys(d, s, &c, shard, 0, tol);
-    check_by_keys(d, s, &c, shard, 1, tol);
+    if (FO_DEVICE_CPU || l.zigzag) { check_by_keys(d, s, &c, shard, 1, tol); }
     check_by_keys(d, s, &c, c.N, 0, tol);
-    if (c.N % (2 * shard) == 0) { check_by_keys(d, s, &c, 2 * shard, 1, tol); }
+    if (c.N > 2 * shard && c.N % (2 * shard) == 0) { check_by_keys(d, s, &c, 2 * shard, 1, tol); }
     free(out), free(dqkv);
     case_free(d, &c);
 }
@@ -281,7 +281,7 @@ static void test_shapes(FoDevice* d, FoStream* s) {
             test_right(d, s, l, 2, sizes[i], 1.0f);
         }
     }
-    test_right(d, s, (FoLayout){1, 530, 1, 0}, 1, 64, 1.0f); // several tasks of a head
+    test_right(d, s, (FoLayout){1, FO_DEVICE_CPU ? 530 : 270, 1, 0}, 1, 64, 1.0f); // several tasks of a head
     test_right(d, s, (FoLayout){2, 96, 2, 1}, 3, 16, 1.0f);
     test_right(d, s, (FoLayout){1, 240, 3, 1}, 2, 64, 1.0f);
     test_right(d, s, (FoLayout){3, 24, 4, 1}, 1, 25, 1.0f);

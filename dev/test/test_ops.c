@@ -851,6 +851,24 @@ static void test_oracle(void) {
 }
 
 // ---- all of it --------------------------------------------------------------------------------------------
+static void test_softmaxes(Test* t) {
+    for (int P = 1; P <= 5; P++) {
+        CHECK_AT("softmax P=%d", P);
+        test_softmax(t, 9, P == 3 ? 258 : P == 5 ? 320 : 256, 250, P, 8.0); // of 5 the last has padding alone
+    }
+    CHECK_AT("softmax of one row");
+    test_softmax(t, 1, 128, 97, 1, 0.5);
+    CHECK_AT("softmax with one column of padding beside seven others");
+    test_softmax(t, 4, 32, 23, 1, 2.0);
+    CHECK_AT("softmax of GPT-2's vocabulary");
+    test_softmax(t, 3, 50304, 50257, 2, 8.0);
+    CHECK_AT("softmax with logits where exp alone would overflow");
+    test_softmax(t, 9, 256, 250, 2, 300.0);
+    CHECK_AT("softmax of wide parts that are cut unevenly");
+    test_softmax(t, 3, 3 * 9001, 26993, 3, 8.0);
+    test_softmax(t, 5, 512, 500, 16, 4.0);
+}
+
 static void test_all(Test* t) {
     static const struct {
         size_t n;
@@ -883,21 +901,7 @@ static void test_all(Test* t) {
     test_square_sum(t, 200003);
     test_gelu_limits(t);
     test_accumulates(t);
-    for (int P = 1; P <= 5; P++) {
-        CHECK_AT("softmax P=%d", P);
-        test_softmax(t, 9, P == 3 ? 258 : P == 5 ? 320 : 256, 250, P, 8.0); // of 5 the last has padding alone
-    }
-    CHECK_AT("softmax of one row");
-    test_softmax(t, 1, 128, 97, 1, 0.5);
-    CHECK_AT("softmax with one column of padding beside seven others");
-    test_softmax(t, 4, 32, 23, 1, 2.0);
-    CHECK_AT("softmax of GPT-2's vocabulary");
-    test_softmax(t, 3, 50304, 50257, 2, 8.0);
-    CHECK_AT("softmax with logits where exp alone would overflow");
-    test_softmax(t, 9, 256, 250, 2, 300.0);
-    CHECK_AT("softmax of wide parts that are cut unevenly");
-    test_softmax(t, 3, 3 * 9001, 26993, 3, 8.0);
-    test_softmax(t, 5, 512, 500, 16, 4.0);
+    test_softmaxes(t);
     test_cuts(t, 37, 3, 25);
     test_cuts(t, 19, 1, 768);
     test_cuts(t, 5, 2, 2500);
