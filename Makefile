@@ -29,7 +29,7 @@ LIB     := $(patsubst %,$(B)/%.o,$(NEUTRAL) $(filter-out $(NO_MPI),$(DEVICES)))
 WHOLE   := $(EMU:%=$(B)/%.o) # linked as they are: the emulator's parts find each other without asking
 TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI) $(NO_CUDA),$(wildcard dev/test/test_*.c))) \
            $(patsubst %.cu,$(B)/%,$(wildcard test_*.cu dev/test/test_*.cu $(if $(filter emu,$(DEVICE)),dev/emu/test/test_*.cu)))
-SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py,$(wildcard dev/test/*.sh dev/test/*.py))
+SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py dev/test/cuda_test.py,$(wildcard dev/test/*.sh dev/test/*.py))
 # all but one look into the cpu device, or want its emulated speeds
 BENCHES := $(patsubst %.c,$(B)/%,$(if $(filter cpu,$(DEVICE)),$(wildcard dev/bench/*.c),dev/bench/bench_kernels.c))
 
@@ -151,23 +151,26 @@ run-san: tests
 	@B=$(B) bash dev/test/run.sh $(TESTS)
 deps-cuda:
 	@bash scripts/deps.sh --cuda
-# emulation: every test once; those of streams, ranks and kernels in each schedule; and under the checker
+# emulation: what has no streams once; all else in each schedule; then under the checker
 SCHEDULES ?= eager lazy random:1 random:2 random:3
-ANYWHERE  := plan model options data train checkpoint
+ANYWHERE  := $(patsubst %,$(B)/dev/test/test_%,plan model options data train checkpoint)
 emu: deps-cuda ## all tests of the cuda device's sources on the CPU, in SCHEDULES; then under the checker
 	@$(SUB) DEVICE=emu run-emu && $(SUB) DEVICE=emu SAN=check MPI=0 run-emu-check
 run-emu: tests
-	@JOBS=2 B=$(B) bash dev/test/run.sh $(ANYWHERE:%=$(B)/dev/test/test_%)
-	@for s in $(SCHEDULES); do echo "== schedule $$s"; \
-	    FO_EMU_SCHED=$$s B=$(B) NP="1 2" JOBS=2 LIMIT=900 bash dev/test/run.sh $(filter-out $(ANYWHERE:%=$(B)/dev/test/test_%),$(TESTS)) || exit 1; done
-	@B=$(B) bash dev/test/run.sh dev/test/cuda_test.py
+	@JOBS=2 B=$(B) bash dev/test/run.sh $(ANYWHERE) dev/test/cuda_test.py
+	@for s in $(SCHEDULES); do \
+	    echo "== schedule $$s"; export FO_EMU_SCHED=$$s B=$(B) NP="1 2 3" JOBS=2 LIMIT=900; \
+	    bash dev/test/run.sh $(filter-out $(ANYWHERE),$(TESTS)) || exit 1; done
+# a model trains under the checker on the three kinds of mesh; the rest of test_gpt would take an hour
 run-emu-check: tests
-	@JOBS=2 LIMIT=900 B=$(B) bash dev/test/run.sh $(filter-out $(ANYWHERE:%=$(B)/dev/test/test_%) $(B)/test_gpt $(B)/dev/test/test_generate,$(TESTS)) \
-	    dev/emu/test/check_test.sh
-	@JOBS=2 LIMIT=900 B=$(B) bash dev/test/run.sh "$(B)/test_gpt 1 1 2" "$(B)/test_gpt 2 1 1" "$(B)/test_gpt 1 2 1"
+	@JOBS=2 LIMIT=900 B=$(B) bash dev/test/run.sh dev/emu/test/check_test.sh \
+	    $(filter-out $(ANYWHERE) $(B)/test_gpt $(B)/dev/test/test_generate,$(TESTS)) \
+	    "$(B)/test_gpt 1 1 2" "$(B)/test_gpt 2 1 1" "$(B)/test_gpt 1 2 1"
 cuda: deps-cuda ## build all of it for NVIDIA GPUs (sm_80, sm_90, sm_100); compare the devices' functions
 	@$(SUB) DEVICE=cuda train_gpt tests && $(SUB) train_gpt && $(SUB) DEVICE=emu train_gpt
 	@bash scripts/api.sh $(call folder,cpu) $(call folder,cuda) $(call folder,emu)
+	@$(SUB) ptxas
+	@bash dev/test/cudnn_plans/cudnn_plans.sh
 ptxas: deps-cuda ## registers, shared memory and spills of each kernel for sm_90; fails if one spills
 	@$(SUB) DEVICE=cuda run-ptxas
 run-ptxas:
