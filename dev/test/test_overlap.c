@@ -651,21 +651,33 @@ static void test_config(Rank* k) {
     }
 }
 
+// Emulation is slow, and needs no luck to see a missing wait: it has fewer sizes, ranks and repetitions.
+static int is_tested(const Config* c) {
+    return FO_DEVICE_CPU ||
+           c->m == (c->mode == FO_SLICE   ? 2
+                    : c->mode == FO_FLASH ? 3
+                                          : 1) ||
+           (c->mode == FO_FLASH && c->m == 1 && c->wire == FO_FLOATX);
+}
+
 // the host rests between calls (20 ms at each) in one config of each mode, with the widest variety of the
 // rest
 static int is_idle_config(const Config* c) {
-    return c->wire == FO_FLOATX && (c->m == 1 || (c->m == 2 && c->mode == FO_FLASH));
+    int idle = c->wire == FO_FLOATX && (c->m == 1 || (c->m == 2 && c->mode == FO_FLASH));
+    return idle && (FO_DEVICE_CPU || (c->mode == FO_FLASH && c->topology == FO_DIRECT));
 }
 
 static void test_configs(Rank* k) {
     for (int mode = FO_NONE; mode <= FO_FLASH; mode++) {
+        const int least = FO_DEVICE_CPU || mode != FO_SLICE ? 1 : 2;
         for (int m = 1; m <= (mode == FO_NONE ? 1 : 4); m++) {
             for (int topology = FO_DIRECT; topology <= FO_RING; topology++) {
                 for (int fp32 = FO_FLOATX == FO_FP32; fp32 < 2; fp32++) {
                     k->c = (Config){(FoMode)mode, m, (FoTopology)topology, fp32 ? FO_FP32 : FO_BF16, 0};
+                    if (!is_tested(&k->c)) { continue; }
                     test_config(k);
-                    if (m == 1) { test_who_waits(k); }
-                    if (m == 1 && k->P > 1) { test_mark(k); }
+                    if (m == least) { test_who_waits(k); }
+                    if (m == least && k->P > 1) { test_mark(k); }
                     k->c.idle = is_idle_config(&k->c);
                     if (k->c.idle) { test_config(k); }
                 }
@@ -676,7 +688,7 @@ static void test_configs(Rank* k) {
 
 // ranks fall behind each other and so do their two streams, by up to 3 ms at each chunk
 static void test_stress(Rank* k) {
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < (FO_DEVICE_CPU ? 3 : 1); round++) {
         for (int i = 0; i < 4; i++) {
             k->c =
                 (Config){i < 2 ? FO_FLASH : FO_SLICE, 1 + round, i % 2 ? FO_RING : FO_DIRECT, FO_FLOATX, 0};
@@ -745,7 +757,7 @@ static void test_refusals(void) {
 
 int main(void) {
     test_refusals(); // before any thread has started
-    for (int P = 1; P <= 4; P++) {
+    for (int P = 1; P <= (FO_DEVICE_CPU ? 4 : 3); P++) {
         fo_ranks_run(P, body, NULL);
     }
     return check_report();

@@ -579,11 +579,17 @@ static const Config CONFIGS[] = {
     {FO_FLASH, 2, FO_DIRECT, FO_FP32, 0},   {FO_SLICE, 2, FO_DIRECT, FO_FP32, 1},
     {FO_FLASH, 1, FO_RING, FO_FLOATX, 1},   {FO_NONE, 1, FO_DIRECT, FO_FLOATX, 1}};
 
+// Emulation is slow, and needs no luck to see a missing wait: it leaves some configurations and meshes out.
+static int is_tested(const Config* c) {
+    return FO_DEVICE_CPU || !(c->idle || (c->mode == FO_FLASH && c->m == 1));
+}
+
 static void body(FoGroup* world, void* arg) {
     Rank k;
     int nstood = 0;
     mesh_open(&k, world, *(int*)arg);
     for (size_t i = 0; i < sizeof CONFIGS / sizeof *CONFIGS; i++) {
+        if (!is_tested(&CONFIGS[i])) { continue; }
         k.c = CONFIGS[i];
         check_at_config(&k, "");
         test_layers(&k, k.c.m);
@@ -636,6 +642,7 @@ int main(void) {
     static const int MESHES[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {1, 2}, {2, 2}}; // up, tp
     for (size_t i = 0; i < sizeof MESHES / sizeof *MESHES; i++) {
         int tp = MESHES[i][1];
+        if (!FO_DEVICE_CPU && (i == 3 || i == 4)) { continue; } // 4 x 1, 1 x 2
         fo_ranks_run(MESHES[i][0] * tp, body, &tp);
     }
     return check_report();
