@@ -1,5 +1,5 @@
-"""What tests of the program share: runs of it with a time limit, folders compared, data. program_test.py and
-mesh_test.py use it; it is no test itself. B is the folder of the build; everything else lies in a temporary folder.
+"""What tests of the program share: runs of it with a time limit, folders compared, data. program_test.py, mesh_test.py
+and others use it; it is no test itself. B is the folder of the build; everything else lies in a temporary folder.
 """
 
 import array, concurrent.futures, hashlib, os, re, resource, shutil, signal, struct, subprocess, sys, tempfile
@@ -7,10 +7,11 @@ import threading, time
 
 os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 PROGRAM = os.path.abspath(os.path.join(os.environ.get("B", "build/cpu-BF16-mpi"), "train_gpt"))
+DEVICE = re.match("cpu|cuda|emu", os.path.basename(os.path.dirname(PROGRAM))).group()
 MPI = "-mpi" in os.path.dirname(PROGRAM)
 MODEL = "L=1,C=32,NH=4,V=256,maxT=64"
-# no measuring of link and peak at start: it takes longer than these runs
-QUICK = ["--link", "1000,0", "--pace", "1000"]
+# no measuring of link and peak at start: it takes longer than these runs. Other devices have speeds of their own
+QUICK = ["--link", "1000,0", "--pace", "1000"] if DEVICE == "cpu" else []
 os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 passed = failed = 0
 folder = tempfile.TemporaryDirectory()
@@ -28,16 +29,18 @@ def check(ok, what):
 
 
 class Run:
-    """A run of the program, started; wait() ends it. On `np` processes of mpirun, or one."""
+    """A run of the program, started; wait() ends it. On `np` processes of mpirun, or one. env: variables beside ours."""
 
-    def __init__(self, *args, np=0, most_file=None, quick=True, command=None):
+    def __init__(self, *args, np=0, most_file=None, quick=True, command=None, env=None):
         own = [PROGRAM, *map(str, args), *(QUICK if quick else [])]
         self.args = command or (["mpirun", "--oversubscribe", "-np", str(np)] if np else []) + own
-        self.name = " ".join(a for a in self.args if a not in QUICK)[-300:]
+        said = [f"{name}={value}" for name, value in (env or {}).items()]
+        self.name = " ".join(said + [a for a in self.args if a not in QUICK])[-300:]
         limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_file, most_file))) if most_file else None
         self.files = [tempfile.TemporaryFile(dir=tmp) for _ in range(2)]
         self.process = subprocess.Popen(self.args, cwd=tmp, stdin=subprocess.DEVNULL, stdout=self.files[0],
-                                        stderr=self.files[1], start_new_session=True, preexec_fn=limit)
+                                        stderr=self.files[1], start_new_session=True, preexec_fn=limit,
+                                        env={**os.environ, **env} if env else None)
         self.start = time.time()
 
     def text(self, i):

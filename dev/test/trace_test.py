@@ -229,4 +229,5 @@ def test_refused():
     Timeline("old.json", 1)
 
 
-main([test_told, test_mesh, test_processes, test_steps, test_off, test_refused])
+if __name__ == "__main__":  # cuda_test.py uses Timeline
+    main([test_told, test_mesh, test_processes, test_steps, test_off, test_refused])
