@@ -327,5 +327,6 @@ void fo__local_open(FoGroup* groups[], int P) {
 }
 
 void fo__exchange(FoBatch* b) {
+    OpScope scope(b->stream, "fo_exchange");
     b->group->transport->exchange(b);
 }
