@@ -275,27 +275,25 @@ static int write_all(FoTrace* t, const Text* own, const double* nbytes, double a
     char tmp[PATH_NBYTES], *block = (char*)malloc(BLOCK_NBYTES);
     FILE* f = temporary_name(tmp, path, err) ? NULL : fopen(tmp, "wb");
     fo_require(block != NULL, "out of memory");
-    int ok = f != NULL;
-    ok = ok && fprintf(f,
-                       "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"clocks_apart_us\":%.3f},"
-                       "\"traceEvents\":[\n",
-                       1e6 * accuracy_s) > 0;
-    ok = ok && fwrite(own->at, 1, own->nbytes, f) == own->nbytes;
+    int failed = f ? 0 : errno; // of the first that did: what follows changes errno
+    const char* head =
+        "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"clocks_apart_us\":%.3f},\"traceEvents\":[\n";
+    if (!failed && fprintf(f, head, 1e6 * accuracy_s) < 0) { failed = errno; }
+    if (!failed && fwrite(own->at, 1, own->nbytes, f) != own->nbytes) { failed = errno; }
     for (int p = 1; p < fo_group_size(t->group); p++) {
         for (size_t left = (size_t)nbytes[p]; left > 0;) {
             const size_t n = left < BLOCK_NBYTES ? left : BLOCK_NBYTES;
             hear(t, p, block, n);
-            ok = ok && fwrite(block, 1, n, f) == n;
+            if (!failed && fwrite(block, 1, n, f) != n) { failed = errno; }
             left -= n;
         }
     }
-    ok = ok && fprintf(f, "\n]}\n") > 0;
-    int saved = errno;
-    if (f && fclose(f) != 0 && ok) { ok = 0, saved = errno; }
-    if (ok && rename(tmp, path) != 0) { ok = 0, saved = errno; }
-    if (!ok && f) { remove(tmp); }
+    if (!failed && fprintf(f, "\n]}\n") < 0) { failed = errno; }
+    if (f && fclose(f) != 0 && !failed) { failed = errno; }
+    if (!failed && rename(tmp, path) != 0) { failed = errno; }
+    if (failed && f) { remove(tmp); }
     free(block);
-    return ok ? 0 : refuse(err, "%s can't be written: %s", path, strerror(saved));
+    return failed ? refuse(err, "%s can't be written: %s", path, strerror(failed)) : 0;
 }
 
 int fo_trace_end(FoTrace* t, const char* process, const char* path, double* accuracy_s,
