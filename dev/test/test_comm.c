@@ -132,7 +132,7 @@ int main(void) {
         fo_ranks_run(P, run_split_cases, NULL);
         if (P == 6) { continue; } // groups of 1, 2 and 3 ranks; the others have all cases
         Cases c = {.nexchanges = P < 8 ? 1000 : 300, .large_nbytes = P == 2 ? 64u << 20 : 8u << 20};
-        if (!FO_DEVICE_CPU) { c.nexchanges = 100, c.large_nbytes = 1u << 20; } // emulation is slow
+        if (!FO_DEVICE_CPU) { c.nexchanges = 100, c.large_nbytes = 1u << 16; } // emulation is slow
         atomic_init(&c.nran, 0);
         fo_ranks_run(P, run_cases, &c);
         CHECK(atomic_load(&c.nran) == P);
