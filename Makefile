@@ -22,13 +22,14 @@ B := $(call folder,$(DEVICE))
 
 NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
 NO_CUDA := $(if $(filter cpu,$(DEVICE)),%/test_attention_calls.c)
+NO_EMU  := $(if $(filter emu,$(DEVICE)),,%/test_step.cu)
 NEUTRAL := $(filter-out $(NO_MPI),$(wildcard flashoverlap/*.c train/*.c data/*.c))
 DEVICES := $(if $(filter cpu,$(DEVICE)),$(wildcard flashoverlap/cpu/*.c),$(wildcard flashoverlap/cuda/*.cu))
 EMU     := $(if $(filter emu,$(DEVICE)),$(filter-out $(if $(filter check,$(SAN)),,%/check.cpp %/check_host.cpp),$(wildcard dev/emu/*.cpp)))
 LIB     := $(patsubst %,$(B)/%.o,$(NEUTRAL) $(filter-out $(NO_MPI),$(DEVICES)))
 WHOLE   := $(EMU:%=$(B)/%.o) # linked as they are: the emulator's parts find each other without asking
 TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI) $(NO_CUDA),$(wildcard dev/test/test_*.c))) \
-           $(patsubst %.cu,$(B)/%,$(wildcard test_*.cu dev/test/test_*.cu $(if $(filter emu,$(DEVICE)),dev/emu/test/test_*.cu)))
+           $(patsubst %.cu,$(B)/%,$(filter-out $(NO_EMU),$(wildcard test_*.cu dev/test/test_*.cu $(if $(filter emu,$(DEVICE)),dev/emu/test/test_*.cu))))
 SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py dev/test/cuda_test.py,$(wildcard dev/test/*.sh dev/test/*.py))
 # all but one look into the cpu device, or want its emulated speeds
 BENCHES := $(patsubst %.c,$(B)/%,$(if $(filter cpu,$(DEVICE)),$(wildcard dev/bench/*.c),dev/bench/bench_kernels.c))
@@ -128,7 +129,7 @@ $(B)/%: $(B)/%.c.o $(WHOLE) $(B)/lib.a
 	@$(LINKER) $^ $(LIBS) $(LDLIBS) -o $@
 
 # they include train_gpt.cu and use parts of it
-INCLUDERS := test_gpt.cu dev/test/test_generate.cu dev/bench/bench_step.c dev/bench/bench_mesh.c
+INCLUDERS := test_gpt.cu dev/test/test_generate.cu dev/test/test_step.cu dev/bench/bench_step.c dev/bench/bench_mesh.c
 $(INCLUDERS:%=$(B)/%.o): override CFLAGS += -Wno-unused-function
 
 # a sub-make, so that what deps has just installed is seen
@@ -169,6 +170,7 @@ run-emu-check: tests
 cuda: deps-cuda ## build all of it for NVIDIA GPUs (sm_80, sm_90, sm_100); compare the devices' functions
 	@$(SUB) DEVICE=cuda train_gpt tests && $(SUB) train_gpt && $(SUB) DEVICE=emu train_gpt
 	@bash scripts/api.sh $(call folder,cpu) $(call folder,cuda) $(call folder,emu)
+	@B=$(call folder,cuda) bash dev/test/run.sh dev/test/cuda_test.py
 	@$(SUB) ptxas
 	@bash dev/test/cudnn_plans/cudnn_plans.sh
 ptxas: deps-cuda ## registers, shared memory and spills of each kernel for sm_90; fails if one spills

@@ -202,6 +202,11 @@ void fo_group_sent(const FoGroup* g, size_t* nbytes, size_t* nmessages) {
     *nmessages = g->nsent;
 }
 
+void fo_group_sent_by_graph(FoGroup* g, size_t nbytes, size_t nmessages) {
+    g->nbytes_sent += nbytes;
+    g->nsent += nmessages;
+}
+
 void fo_group_link(FoGroup* g, double gbytes_s, double us) {
     fo_require(gbytes_s >= 0.0 && us >= 0.0, "a link of %g GB/s and %g us", gbytes_s, us);
     fo_require(gbytes_s == 0.0 || g->nlocal == g->size,

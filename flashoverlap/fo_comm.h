@@ -55,6 +55,8 @@ void fo_group_free(FoGroup* g);
 // Bytes and messages that this rank has given to fo_send on g so far, those of fo_allgather and
 // fo_group_measure included; messages of no bytes don't count, for they are not sent.
 void fo_group_sent(const FoGroup* g, size_t* nbytes, size_t* nmessages);
+// adds what a graph sends each time that it is launched, for which nobody calls fo_send
+void fo_group_sent_by_graph(FoGroup* g, size_t nbytes, size_t nmessages);
 
 /* fo_group_link -- from now on the transport behaves like a link of `gbytes_s` GB/s (10^9 bytes) and `us`
  * microseconds.

@@ -321,6 +321,7 @@ static void launch_graph(GPT* g, const MicroGraph* x) {
         FoOverlap* o = k < NSITES ? g->o[k] : g->d3[k - NSITES];
         o->comm_ms += x->comm_ms[k];
         o->nbytes_sent += x->sent[k].nbytes, o->nmessages += x->sent[k].nmessages;
+        fo_group_sent_by_graph(o->group, x->sent[k].nbytes, x->sent[k].nmessages);
     }
 }
 
@@ -349,6 +350,16 @@ void gpt_graph_end(GPT* g) {
     fo_graph_end(x->graph);
     count(g, x, 1);
     fo_graph_launch(x->graph); // its calls have been counted as they were queued
+}
+
+void gpt_graphs_free(GPT* g) {
+    for (int i = 0; i < 4; i++) {
+        MicroGraph* x = &g->graphs[i];
+        if (x->graph) { fo_graph_free(x->graph); }
+        free(x->sent);
+        free(x->comm_ms);
+        x->graph = NULL, x->sent = NULL, x->comm_ms = NULL;
+    }
 }
 
 // ---- open and close ---------------------------------------------------------------------------------------
@@ -417,11 +428,7 @@ void gpt_open(GPT* g, GPTConfig c, const TrainOptions* opt, FoGroup* world, FoDe
 }
 
 void gpt_close(GPT* g) {
-    for (int i = 0; i < 4; i++) {
-        if (g->graphs[i].graph) { fo_graph_free(g->graphs[i].graph); }
-        free(g->graphs[i].sent);
-        free(g->graphs[i].comm_ms);
-    }
+    gpt_graphs_free(g);
     for (int i = 0; i < NSITES; i++) {
         fo_overlap_destroy(g->o[i]);
     }

@@ -213,6 +213,8 @@ void gpt_await_weights(GPT* g);
  */
 int gpt_graph_begin(GPT* g, int push);
 void gpt_graph_end(GPT* g);
+// waits; later micro-steps make new graphs: operations in a graph are timed if they were when it was made
+void gpt_graphs_free(GPT* g);
 
 // ---- what train_gpt.cu computes: described there ----------------------------------------------------------
 void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T);

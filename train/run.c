@@ -266,6 +266,7 @@ void run_trace_start(Trainer* tr) {
                                    {g->comm[GROUP_TP], "comm tp"},
                                    {g->comm[GROUP_UP], "comm up"},
                                    {g->comm[GROUP_RP], "comm dp"}};
+        gpt_graphs_free(g); // they tell no times
         tr->trace = fo_trace_start(tr->world, rows, 1 + NGROUPS);
     }
     tr->trace_start_s = fo_now();
@@ -283,6 +284,7 @@ int run_trace_end(Trainer* tr, int stop, char err[TRAIN_ERR]) {
     (void)snprintf(name, sizeof name, "rank %d (dp %d, up %d, tp %d)", tr->rank, m->d, m->u, m->t);
     int rc = fo_trace_end(tr->trace, name, tr->opt->trace, &apart, why);
     tr->trace = NULL;
+    gpt_graphs_free(&tr->gpt); // the next ones tell none
     if (rc) { return train_error(err, "--trace: %s", why); }
     if (tr->rank == 0) {
         printf("timeline up to step %d: %s", n, tr->opt->trace);
@@ -518,7 +520,9 @@ void run_open(Trainer* tr) {
         user_error(1, err);
     }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
-    if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(1, err); }
+    // of threads the first that finds out is the one that tells
+    const int tells = tr->rank == 0 || strcmp(fo_group_transport(tr->world), "local") == 0;
+    if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(tells, err); }
     fo_group_barrier(tr->world); // all have looked | memory is taken
     fo_device_deterministic(device, opt->deterministic);
     fo_device_fuse_gelu(device, opt->gelu_fusion);

@@ -1,43 +1,36 @@
 #!/usr/bin/python3
-"""The program on the cuda device. Which tests, the build's folder B says: of build/emu-* all that needs no GPU to be seen
-(dev/emu/README.md): the same files from every schedule of the emulated device, mode, transport and graph setting, and
-each line of a bad machine; of build/cuda-*, where there is no GPU, what the real program says of that.
-ONLY=graphs runs test_graphs alone.
+"""The program on the cuda device. Which tests, the build's folder B says: of build/emu-* all that can be seen without a
+GPU (dev/emu/README.md): the same files from every schedule of the emulated device, mode, transport and graph setting,
+ranks that end, and each line about a bad machine; of build/cuda-* what the real program says where there is no GPU, or
+where those that are there are hidden from it. ONLY=trace runs test_trace alone.
 """
 
-import glob, itertools, os, re, shutil, signal, subprocess, time
+import glob, os, re, shutil, signal, subprocess, sys, time
 
-from program import (DEVICE, MODEL, MPI, PROGRAM, Run, at_once, check, data, losses, main, refused, reported, same, steps,
-                     succeeds, tmp, train, write)
+from program import (DEVICE, MPI, Run, at_once, check, losses, main, refused, reported, same, steps, succeeds, tmp,
+                     train, write)
 from trace_test import Timeline
 
-SMALL = "L=2,C=32,NH=4,V=256,maxT=32"
 SCHEDULES = ["eager", "lazy", "random:1", "random:2", "random:3"]
 OVERLAPS = ["none", "slice:2", "flash", "flash:2"]
 # two micro-steps a step, so four steps launch every graph again after it was made
 STEPS = 4
-MESHES = {"one": [], "tp2": ["--tp", 2], "tp4": ["--tp", 4], "tp2sp0": ["--tp", 2, "--sp", 0, "--topology", "ring"],
-          "up2": ["--up", 2, "-z", 1], "dp2": ["--dp", 2, "-z", 1], "dp2z2": ["--dp", 2, "-z", 2],
-          "up2tp2": ["--up", 2, "--tp", 2, "-r", 3], "dp2tp2": ["--dp", 2, "--tp", 2, "-z", 2]}
-# a sequence cut in zig-zag; whole ones
-SHAPES = {name: (1 if "tp2" == name else 4, 32 if name == "tp2" else 16) for name in MESHES}
-FAST = ["-l", "1e-3"]
-
-
-def ranks_of(args):
-    n = 1
-    for flag in ("--dp", "--up", "--tp"):
-        n *= args[args.index(flag) + 1] if flag in args else 1
-    return n
+# heads of 8 numbers go through the tensor cores' kernels, which take long here; heads of 2 through the plain ones
+WIDE, NARROW = "L=2,C=32,NH=4,V=256,maxT=32", "L=2,C=8,NH=4,V=256,maxT=32"
+# model, B, T, options: whole sequences a rank, or cut in zig-zag where B is 1
+MESHES = {"one": (WIDE, 2, 16), "tp2": (WIDE, 1, 16, "--tp", 2), "tp4": (NARROW, 4, 8, "--tp", 4),
+          "ring4": (NARROW, 1, 16, "--tp", 4, "--sp", 0, "--topology", "ring"),
+          "up2": (NARROW, 2, 16, "--up", 2, "-z", 1), "dp2": (WIDE, 1, 16, "--dp", 2, "-z", 1),
+          "up2tp2": (NARROW, 1, 16, "--up", 2, "--tp", 2, "-r", 3),
+          "dp2tp2": (NARROW, 2, 8, "--dp", 2, "--tp", 2, "-z", 2)}
 
 
 def mesh(name, *args, sched="eager", env=None, **how):
     """A run of one of MESHES, of STEPS steps unless args say so."""
-    b, t = SHAPES[name]
-    own, args = [*MESHES[name], *FAST], list(args)
+    model, b, t, *own = MESHES[name]
     dp = own[own.index("--dp") + 1] if "--dp" in own else 1
     own += [] if "-x" in args else ["-x", STEPS]
-    return train(*own, "-b", b, "-t", t, "-d", 2 * dp * b * t, *args, model=SMALL,
+    return train(*own, "-l", "1e-3", "-b", b, "-t", t, "-d", 2 * dp * b * t, *args, model=model,
                  env={"FO_EMU_SCHED": sched, **(env or {})}, **how)
 
 
@@ -52,10 +45,9 @@ def alike(name, folder, *args, **how):
 # ---- the same files ------------------------------------------------------------------------------------------
 def make_references():
     """Of each mesh, what all its other runs must write."""
-    if DEVICE == "emu":
-        at_once(*(lambda n=n: succeeds(mesh(n, "--overlap", "none", "-o", f"{n}ref"), 90) for n in MESHES))
-        for name in MESHES:
-            check(steps(f"{name}ref") == [STEPS] and len(set(losses(f"{name}ref"))) == STEPS, f"{name} trains")
+    at_once(*(lambda n=n: succeeds(mesh(n, "--overlap", "none", "-o", f"{n}ref"), 90) for n in MESHES))
+    for name in MESHES:
+        check(steps(f"{name}ref") == [STEPS] and len(set(losses(f"{name}ref"))) == STEPS, f"{name} trains")
 
 
 def test_threads():
@@ -63,24 +55,25 @@ def test_threads():
     jobs = []
     for i, name in enumerate(MESHES):
         for k, sched in enumerate(SCHEDULES):
-            for graph in (0, 1):
-                overlap = OVERLAPS[(i + k + 2 * graph) % 4] if ranks_of(MESHES[name]) > 1 else "flash"
-                jobs.append((name, f"{name}{graph}{sched}", "--graph", graph, "--overlap", overlap, sched))
-    at_once(*(lambda j=j: alike(*j[:-1], sched=j[-1]) for j in jobs))
+            for graph in (0, 1) if name == "tp2" else ((i + k) % 2,):
+                jobs.append((name, sched, graph, OVERLAPS[(i + k + graph) % 4] if name != "one" else "flash"))
+    at_once(*(lambda n=n, s=s, g=g, o=o: alike(n, f"{n}{g}{s}", "--graph", g, "--overlap", o, sched=s)
+              for n, s, g, o in jobs))
 
 
 def test_processes():
     """Two processes, whose messages NCCL carries, write what two threads do."""
     if not MPI:
         return
-    jobs = [(name, graph, sched) for name in ("tp2", "dp2") for sched in SCHEDULES for graph in (0, 1)]
+    jobs = [(name, (i + k) % 2, sched) for i, name in enumerate(("tp2", "dp2")) for k, sched in enumerate(SCHEDULES)]
+    jobs += [("dp2", 1, "eager"), ("up2", 0, "lazy"), ("up2", 1, "random:1")]
 
     def one(name, graph, sched):
         overlap = OVERLAPS[(SCHEDULES.index(sched) + graph) % 4]
         run = alike(name, f"{name}np{graph}{sched}", "--graph", graph, "--overlap", overlap, sched=sched, np=2)
         check("as processes" in run.out and run.out.count(f"step    1/{STEPS} ") == 1, f"one speaks: {run.out[-300:]}")
 
-    at_once(*(lambda j=j: one(*j) for j in jobs), lambda: alike("up2", "up2np", sched="lazy", np=2))
+    at_once(*(lambda j=j: one(*j) for j in jobs))
 
 
 def test_resume():
@@ -130,7 +123,7 @@ def both_ways(says, *args, **how):
 def test_no_gpu():
     for env in ({"FO_EMU_NO_DRIVER": "1"}, {"FO_EMU_DEVICES": "0"}):
         both_ways("no NVIDIA GPU here|DEVICE=cpu", env=env)
-        for args in (["--help"], ["-e", SMALL, "--tp", 2, "--dry-run"]):
+        for args in (["--help"], ["-e", WIDE, "-t", 16, "--tp", 2, "--dry-run"]):
             run = Run(*args, env=env).wait()
             check(run.rc == 0 and run.err == "" and len(run.out) > 500, f"{args}: {run.rc} {run.err}")
 
@@ -155,14 +148,14 @@ def test_no_peer():
     for i, sched in enumerate(("lazy", "random:1")):
         alike("tp2", f"peer{i}", sched=sched, env=none)
         alike("up2tp2", f"peers{i}", sched=sched, env=none)
-    refused("GPU 1|a graph|peer", "-x", 3, "--tp", 2, "--graph", 1, env=none, left=["main.log"])
+    refused("no peer access|graph|--graph 0", "-x", 3, "--tp", 2, "--graph", 1, env=none, left=["main.log"])
     alike("one", "peerone", "--graph", 1, env=none)
 
 
 def test_memory():
     """What is said not to fit does not, and what is said to fit does."""
-    model, mib = "L=4,C=64,NH=4,V=256,maxT=32", 270
-    for args, options in ((["-b", 128], {"-r", "-b", "--tp"}), (["-b", 64, "--dp", 2], {"-r", "-b", "--tp", "-z"})):
+    model, mib = "L=4,C=64,NH=4,V=256,maxT=32", 401  # of which it leaves much to libraries
+    for args, options in ((["-b", 16], {"-r", "-b", "--tp"}), (["-b", 16, "--dp", 2], {"-r", "-b", "--tp", "-z"})):
         how = dict(model=model, env={"FO_EMU_MEMORY": str(mib << 20)})
         args = [*args, "-t", 32, "-r", 0, "-x", 1]
         run = refused("needs|MiB (parameters|gradients|optimizer|activations|would fit: ", *args, **how)
@@ -176,7 +169,7 @@ def test_memory():
                 changed += [option, value]
             run = succeeds(train(*changed, **how), 90)
             check(f"in all {needed}." in run.out, f"what it takes: {needed}: {run.out[-900:]}")
-    refused("MiB|GPU 0", "-x", 1, env={"FO_EMU_MEMORY": str(1 << 20)})
+    both_ways("its device has 0 MiB for it", env={"FO_EMU_MEMORY": str(1 << 20)})
 
 
 def test_options():
@@ -225,16 +218,58 @@ def test_ends():
     if not MPI:
         return
 
-    def frozen(name, graph):
+    def frozen(name, graph):  # mpirun does not see it
         run = ends(signal.SIGSTOP, name, graph, 12)
         said = [line for line in run.err.splitlines() if line.startswith("[rank 0]")]
         check(len(said) == 1, f"one line: {run.err}")
-        check(re.search(r": [A-Z]\w*.*: waited 2\.0 s for .*rank 1.*\(step \d+\)", run.err), f"operation, peer, step: {run.err}")
+        told = re.search(r" (\w+): waited 2\.0 s for (rank 1 to|the other ranks).*\(step \d+\)$", said[0])
+        check(told and (graph or told[1] != "graph"), f"operation, peer and step: {said[0]}")
 
     at_once(lambda: ends(signal.SIGKILL, "tp2", 0, 10), lambda: ends(signal.SIGKILL, "dp2", 1, 10),
             lambda: frozen("tp2", 0), lambda: frozen("dp2", 0), lambda: frozen("tp2", 1))
 
 
-if DEVICE == "emu":
-    main([test_threads, test_processes, test_resume, test_trace, test_no_gpu, test_few_gpus, test_connections,
-          test_no_peer, test_memory, test_options, test_nccl, test_ends], make_references)
+# ---- the real program ----------------------------------------------------------------------------------------
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_bare():
+    """It starts without a driver, and all but training works."""
+    refused("no NVIDIA GPU here|DEVICE=cpu", "-x", 1, env=HIDDEN)
+    refused("no NVIDIA GPU here|DEVICE=cpu", "-x", 1, "--tp", 2, "--graph", 1, env=HIDDEN)
+    refused("CUDA_DEVICE_MAX_CONNECTIONS=1|unset", "-x", 1, env={**HIDDEN, "CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    refused("--pace|DEVICE=cpu", "-x", 1, "--pace", 1, env=HIDDEN)
+    refused("unknown option|-xq", "-xq", 1, env=HIDDEN)
+    for args in (["--help"], ["-e", "d12", "--tp", 2, "--dry-run"]):
+        run = Run(*args, env=HIDDEN).wait()
+        check(run.rc == 0 and run.err == "" and len(run.out) > 500, f"{args}: {run.rc} {run.err}")
+
+
+def test_bare_processes():
+    """A missing, an old and a partial NCCL are found before the GPU; mpirun starts no build without MPI."""
+    if not MPI:
+        refused("2 processes were started|without MPI|MPI=1", "-x", 1, "--tp", 2,
+                env={**HIDDEN, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"})
+        return
+    refused("no NVIDIA GPU here|DEVICE=cpu", "-x", 1, "--tp", 2, np=2, env=HIDDEN)
+    with open("flashoverlap/cuda/comm_nccl.cu") as f:
+        names = re.findall(r"X\(([A-Z]\w+)\)", f.read())
+    version = "int ncclGetVersion(int* v) { *v = 21903; return 0; }\n"
+    others = "".join(f"int nccl{name}(void) {{ return 0; }}\n" for name in names if name != "GetVersion")
+    check(len(names) > 10, f"functions of NCCL: {names}")
+    for kind, source, says in (("none", None, "need NCCL 2.26 or newer"), ("part", version, "this one has no nccl"),
+                               ("old", version + others, "NCCL 2.19.3 is too old, 2.26 or newer")):
+        os.mkdir(f"{tmp}/{kind}")
+        library = write(f"{kind}/libnccl.so.2")  # no library, so it can't be loaded
+        if source:
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", f"{tmp}/{library}", write(f"{kind}.c", source.encode())],
+                           cwd=tmp, check=True)
+        refused(says, "-x", 1, "--tp", 2, np=2, env={**HIDDEN, "LD_LIBRARY_PATH": f"{tmp}/{kind}"})
+
+
+if DEVICE == "cpu":
+    sys.exit("cuda_test.py: B is the folder of a build of DEVICE=emu or DEVICE=cuda")
+if DEVICE == "cuda":
+    main([test_bare, test_bare_processes])
+main([test_threads, test_processes, test_resume, test_trace, test_no_gpu, test_few_gpus, test_connections,
+      test_no_peer, test_memory, test_options, test_nccl, test_ends], make_references)

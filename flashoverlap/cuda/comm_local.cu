@@ -70,7 +70,7 @@ Seat* seat_of(const FoBatch* b) {
         fo_require(!d->capturing, "a rank's first exchange of a group can't be part of a graph");
         seat->ordinal = d->ordinal;
         CUDA(cudaEventCreateWithFlags(&seat->ready, cudaEventDisableTiming));
-        CUDA(cudaMalloc(&seat->flags, sizeof(Flags)));
+        seat->flags = (Flags*)fo__alloc(d, sizeof(Flags), "flags of a group of ranks");
         CUDA(cudaMemsetAsync(seat->flags, 0, sizeof(Flags), b->stream->stream));
     }
     fo_require(seat->ordinal == d->ordinal, "exchanges of a group on GPU %d and on GPU %d", seat->ordinal,
@@ -93,12 +93,16 @@ int reach(int ordinal, int peer) {
     return err == cudaErrorTooManyPeers ? REACHES_NOT : REACHES;
 }
 
-// a graph has this rank write a word in the peer's memory
+// a graph has this rank write a word in the peer's memory; one line for the user where it can't
 void require_reach(const FoBatch* b, int peer, int reaches) {
     fo_require(reaches != NOT_TRIED, "rank %d's first message with rank %d can't be part of a graph",
                b->group->world_ranks[b->group->rank], b->group->world_ranks[peer]);
-    fo_require(reaches == REACHES, "rank %d's GPU can't write to rank %d's, which a graph needs: do without",
-               b->group->world_ranks[b->group->rank], b->group->world_ranks[peer]);
+    if (reaches != REACHES) {
+        fo_quit(1,
+                "the GPUs of ranks %d and %d have no peer access, which a graph of ranks that are threads "
+                "needs: --graph 0",
+                b->group->world_ranks[b->group->rank], b->group->world_ranks[peer]);
+    }
 }
 
 // ---- words in device memory -------------------------------------------------------------------------------

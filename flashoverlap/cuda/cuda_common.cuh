@@ -68,6 +68,9 @@ struct FoStream {
     FoStream* next;          // of the device's
 };
 
+// cudaMalloc's memory, beside fo_malloc's; where there is no more, quits with a line that says what it is for
+void* fo__alloc(FoDevice* d, size_t nbytes, const char* what);
+
 // device memory for the operations queued on s from now on; kept and grown, contents undefined. Valid until
 // the
 // next call for s: an operation that needs two areas asks once for both.

@@ -110,7 +110,7 @@ int fo__ordinal(int rank, int nlocal) {
     if (nlocal > n && !(share && atoi(share))) {
         fo_quit(1,
                 "%d ranks on this machine, %d GPU%s: start %d rank%s, or set FO_SHARE_GPUS=1 to let ranks "
-                "share one",
+                "that are threads share one",
                 nlocal, n, n == 1 ? "" : "s", n, n == 1 ? "" : "s");
     }
     return fo__local_rank(rank) % n;
@@ -182,6 +182,25 @@ void fo_device_pace(FoDevice* d, double tflops) {
 }
 
 // ---- memory -----------------------------------------------------------------------------------------------
+static void check_alloc(const FoDevice* d, cudaError_t err, size_t nbytes, const char* what) {
+    if (err == cudaErrorMemoryAllocation) {
+        size_t nfree = 0, total = 0;
+        cudaMemGetInfo(&nfree, &total);
+        fo_quit(
+            1,
+            "rank %d: no %zu MiB on GPU %d for %s: this rank has %zu MiB in arrays, %zu of %zu MiB are free; "
+            "a smaller batch, more recomputation or more ranks would take less",
+            d->rank, nbytes >> 20, d->ordinal, what, d->nbytes >> 20, nfree >> 20, total >> 20);
+    }
+    CUDA(err);
+}
+
+void* fo__alloc(FoDevice* d, size_t nbytes, const char* what) {
+    void* p = NULL;
+    check_alloc(d, cudaMalloc(&p, nbytes), nbytes, what);
+    return p;
+}
+
 void* fo_malloc(FoDevice* d, size_t nbytes) {
     void* p = NULL;
     Block* b = (Block*)malloc(sizeof *b);
@@ -189,13 +208,7 @@ void* fo_malloc(FoDevice* d, size_t nbytes) {
     size_t n = nbytes > 0 ? nbytes : 1;
     p = fo__nccl_malloc(n);
     cudaError_t err = p ? cudaSuccess : cudaMalloc(&p, n);
-    if (err == cudaErrorMemoryAllocation) {
-        size_t nfree = 0, total = 0;
-        cudaMemGetInfo(&nfree, &total);
-        fo_quit(1, "rank %d: no %zu MiB on GPU %d, where this rank has %zu MiB and %zu of %zu MiB are free",
-                d->rank, nbytes >> 20, d->ordinal, d->nbytes >> 20, nfree >> 20, total >> 20);
-    }
-    CUDA(err);
+    check_alloc(d, err, nbytes, "an array");
     b->p = p, b->nbytes = nbytes, b->next = d->blocks;
     d->blocks = b;
     fo_zero(p, nbytes, d->stream);
@@ -226,10 +239,13 @@ size_t fo_device_peak_nbytes(const FoDevice* d) {
     return d->peak_nbytes;
 }
 
+// less what is had later beside fo_malloc: workspaces, scratch, a measuring's buffers, what libraries load
 size_t fo_device_free_nbytes(const FoDevice* d) {
     size_t nfree = 0, total = 0;
     CUDA(cudaMemGetInfo(&nfree, &total));
-    return nfree / (size_t)d->nsharing;
+    nfree /= (size_t)d->nsharing;
+    const size_t later = ((size_t)384 << 20) + nfree / 32;
+    return nfree > later ? nfree - later : 0;
 }
 
 void fo_upload(void* dst, const void* host_src, size_t nbytes, FoStream* s) {
@@ -273,7 +289,7 @@ void* fo__scratch(FoStream* s, size_t nbytes) {
                    s->name, nbytes, s->scratch_nbytes);
         drop_scratch(s);
         s->scratch_nbytes = (nbytes + 0xfffff) & ~(size_t)0xfffff;
-        CUDA(cudaMalloc(&s->scratch, s->scratch_nbytes));
+        s->scratch = fo__alloc(s->device, s->scratch_nbytes, "an operation's scratch");
     }
     return s->scratch;
 }
@@ -328,7 +344,12 @@ static void keep_span(FoSpanPending* x, double seconds) {
     CUDA(cudaEventElapsedTime(&ms, s->device->epoch, x->begin));
     x->span.start_s = s->device->epoch_s + 1e-3 * (double)ms;
     x->span.seconds = seconds;
-    k->span[k->n++] = x->span;
+    int i =
+        k->n++; // those of a graph are read when its stream is waited for, later ones may have come already
+    for (; i > k->taken && k->span[i - 1].start_s > x->span.start_s; i--) {
+        k->span[i] = k->span[i - 1];
+    }
+    k->span[i] = x->span;
 }
 
 static void add_up(FoSpanPending* x) {

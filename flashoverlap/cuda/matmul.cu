@@ -281,11 +281,7 @@ static __global__ void add_bias_kernel(float* out, const floatX* bias, size_t ne
 }
 
 static void* workspace(FoStream* s) {
-    if (!s->workspace) {
-        cudaError_t err = cudaMalloc(&s->workspace, WORKSPACE_NBYTES);
-        fo_require(err == cudaSuccess, "%d MiB for the matmuls of stream %s: %s", WORKSPACE_NBYTES >> 20,
-                   s->name, cudaGetErrorString(err));
-    }
+    if (!s->workspace) { s->workspace = fo__alloc(s->device, WORKSPACE_NBYTES, "cuBLASLt's workspace"); }
     return s->workspace;
 }
 
@@ -548,13 +544,14 @@ static double time_square(FoStream* s, size_t size) {
 }
 
 /* TFLOP/s of a large square GEMM of floatX: the size is doubled until 20 runs take 20 ms, or 8,192 is
- * reached. Not while the rank's calls are captured.
+ * reached, or its matrices would take half of what is free. Not while the rank's calls are captured.
  */
 double fo__matmul_tflops(FoDevice* d) {
     FoStream* s = fo_stream_create(d, "peak");
     size_t size = 128;
     double seconds = 0.0;
-    while (seconds < 1e-3 && size < 8192) {
+    const size_t most = fo_device_free_nbytes(d) / 2;
+    while (seconds == 0.0 || (seconds < 1e-3 && size < 8192 && 12 * size * size * sizeof(floatX) <= most)) {
         size *= 2;
         seconds = time_square(s, size);
     }
