@@ -9,7 +9,11 @@ import glob, os, re, shutil, signal, subprocess, sys, time
 
 from program import (DEVICE, MPI, Run, at_once, check, losses, main, refused, reported, same, steps, succeeds, tmp,
                      train, write)
+<<<<<<< HEAD
 from trace_test import Timeline
+=======
+from trace_test import Timeline, same_bytes
+>>>>>>> h-prog
 
 SCHEDULES = ["eager", "lazy", "random:1", "random:2", "random:3"]
 OVERLAPS = ["none", "slice:2", "flash", "flash:2"]
@@ -102,6 +106,7 @@ def test_trace():
                             "--graph", graph, "-o", f"trace{kind}", np=np), 90)
         same("tp2ref", f"trace{kind}", f"{kind}: the same bits with a timeline")
         runs[kind] = Timeline(f"{kind}.json", 2), reported(run.out)
+        same_bytes(runs[kind][0], run, kind)
 
     at_once(*(lambda k=k: one(*k) for k in kinds))
     names, report = runs["threads"][0].names(), runs["threads"][1]
