@@ -9,11 +9,7 @@ import glob, os, re, shutil, signal, subprocess, sys, time
 
 from program import (DEVICE, MPI, Run, at_once, check, losses, main, refused, reported, same, steps, succeeds, tmp,
                      train, write)
-<<<<<<< HEAD
-from trace_test import Timeline
-=======
 from trace_test import Timeline, same_bytes
->>>>>>> h-prog
 
 SCHEDULES = ["eager", "lazy", "random:1", "random:2", "random:3"]
 OVERLAPS = ["none", "slice:2", "flash", "flash:2"]
