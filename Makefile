@@ -182,7 +182,7 @@ bench: deps ## a training step of GPT-2 124M: tok/s, MFU, shares; and PyTorch's 
 bench-overlap: deps ## exposed communication under none, slice and flash: of a layer, of whole steps
 	@$(SUB) benches && $(B)/dev/bench/bench_overlap && $(B)/dev/bench/bench_mesh
 
-SOURCES := $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' 2>/dev/null)
+SOURCES := $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' 2>/dev/null)
 format: ## format the sources
 	@bash scripts/format.sh $(SOURCES)
 format-check: ## are they formatted?
