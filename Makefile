@@ -48,6 +48,10 @@ endif
 ifeq ($(DEVICE),emu)
 FO_CUDNN := 0
 endif
+ifeq ($(DEVICE),cuda)
+$(if $(filter 0,$(FO_CUDNN)),$(info DEVICE=cuda: no $(FO_CUDNN_MISSING): attention is by own kernels alone))
+$(if $(filter 0,$(FO_NCCL)),$(info DEVICE=cuda: no nccl.h: ranks are threads of one process alone))
+endif
 # the checker of the emulator stands in for the run-time of clang's instrumentation
 ifeq ($(SAN),check)
 CC := clang
@@ -167,12 +171,14 @@ CHECKED_TESTS ?= $(filter-out $(ANYWHERE) $(B)/test_gpt $(B)/dev/test/test_gener
                  "$(B)/test_gpt 1 1 2" "$(B)/test_gpt 2 1 1" "$(B)/test_gpt 1 2 1"
 run-emu-check: tests
 	@JOBS=2 LIMIT=900 B=$(B) bash dev/test/run.sh dev/emu/test/check_test.sh $(CHECKED_TESTS)
-cuda: deps-cuda ## build all of it for NVIDIA GPUs (sm_80, sm_90, sm_100); compare the devices' functions
-	@$(SUB) DEVICE=cuda train_gpt tests && $(SUB) train_gpt && $(SUB) DEVICE=emu train_gpt
-	@bash scripts/api.sh $(call folder,cpu) $(call folder,cuda) $(call folder,emu)
+cuda: deps-cuda ## all that can be done for NVIDIA GPUs without one: build, api, ptxas, cuDNN's plans
+	@$(SUB) DEVICE=cuda train_gpt tests
+	@$(SUB) api && $(SUB) ptxas
 	@B=$(call folder,cuda) bash dev/test/run.sh dev/test/cuda_test.py
-	@$(SUB) ptxas
 	@bash dev/test/cudnn_plans/cudnn_plans.sh
+api: deps-cuda ## do the devices cpu, cuda and emu define the same functions?
+	@for d in cuda emu cpu; do $(SUB) DEVICE=$$d train_gpt || exit 1; done
+	@bash scripts/api.sh $(call folder,cpu) $(call folder,cuda) $(call folder,emu)
 ptxas: deps-cuda ## registers, shared memory and spills of each kernel for sm_90; fails if one spills
 	@$(SUB) DEVICE=cuda run-ptxas
 run-ptxas:
@@ -194,5 +200,5 @@ help: ## this list
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: all train_gpt tests benches deps quickstart test run-tests run-tests-fp32 asan tsan run-san bench bench-overlap
-.PHONY: format format-check clean help deps-cuda cuda emu run-emu run-emu-check ptxas run-ptxas
+.PHONY: format format-check clean help deps-cuda cuda api emu run-emu run-emu-check ptxas run-ptxas
 .SECONDARY:
