@@ -104,7 +104,9 @@ static void call(Kind kind, void* out, const floatX* x, const floatX* w, const f
     }
 }
 
-// what a call finds in its output: NaN, or the numbers that it adds to; one element more is NaN
+// what a call finds in its output: NaN, or the numbers that it adds to; and behind it one element more, which
+// is a number, so that adding to it shows
+enum { BEHIND = 0x3c };
 static void fill_out(Kind kind, void* out, size_t nelem, FoDtype type, FoStream* s) {
     size_t nbytes = (nelem + 1) * fo_dtype_nbytes(type);
     float* host = host_alloc(nelem + 1, sizeof *host);
@@ -112,6 +114,7 @@ static void fill_out(Kind kind, void* out, size_t nelem, FoDtype type, FoStream*
     for (size_t i = 0; adds(kind) && i < nelem; i++) {
         host[i] = (float)((i * 7919) % 1000) * 0.004f - 2.0f;
     }
+    memset((char*)host + nbytes - fo_dtype_nbytes(type), BEHIND, fo_dtype_nbytes(type));
     put(out, host, nbytes, s);
     free(host);
 }
@@ -139,9 +142,9 @@ static void test_rows(FoDevice* d, FoStream* s, Kind kind, size_t n, int K, int 
     oracle(want, x, width, 1, w, bk, bn, with_bias ? bias : NULL, adds(kind) ? before : NULL, n, cols, width);
     read_out(got, out, n * cols, type, s);
     CHECK_CLOSE(got, want, n * cols, tolerance(width, type));
-    uint32_t poison = 0xffffffffu;
+    unsigned char poison[4] = {BEHIND, BEHIND, BEHIND, BEHIND};
     void* behind = fetch((char*)out + n * cols * fo_dtype_nbytes(type), fo_dtype_nbytes(type), s);
-    CHECK_BITS(behind, &poison, fo_dtype_nbytes(type));
+    CHECK_BITS(behind, poison, fo_dtype_nbytes(type));
     free(behind);
     fo_free(d, dx), fo_free(d, dw), fo_free(d, dbias), fo_free(d, out);
     free(x), free(w), free(bias), free(want), free(got), free(before);
