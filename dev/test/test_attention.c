@@ -253,20 +253,26 @@ static void test_right(FoDevice* d, FoStream* s, FoLayout l, int NH, int hs, flo
     case_free(d, &c);
 }
 
-/* One key with the score -88.5: to what fills up the keys, whose scores are 0, exp gives infinity, which must
- * not get anywhere. p is 1, so dq and dk are 0 and dv is dout.
+/* One key with a score q*k/sqrt(hs) of -88.5 or less: to what fills up keys and queries, whose scores are 0,
+ * exp gives infinity, which must not get anywhere. p is 1, so dq and dk are 0 and dv is dout.
  */
-static void test_low_score(FoDevice* d, FoStream* s) {
-    Case c = case_make(d, s, (FoLayout){1, 1, 1, 0}, 1, 1, 1.0f);
-    c.hqkv[0] = fo_floatx(-8.0f), c.hqkv[1] = fo_floatx(11.0625f), c.hqkv[2] = fo_floatx(0.5f);
-    upload(c.qkv, c.hqkv, 3 * sizeof *c.hqkv, s);
-    fo_attention_forward(c.out, c.lse, c.qkv, 0, 1, c.l, 1, 1, s);
-    fo_attention_backward(c.dqkv, c.dout, c.qkv, c.out, c.lse, 0, 1, c.l, 1, 1, s);
+static void test_low_score(FoDevice* d, FoStream* s, int hs, float q, float k) {
+    Case c = case_make(d, s, (FoLayout){1, 1, 1, 0}, 1, hs, 1.0f);
+    float score = q * k / sqrtf((float)hs);
+    int wrong = 0;
+    memset(c.hqkv, 0, 3 * c.C * sizeof *c.hqkv);
+    c.hqkv[0] = fo_floatx(q), c.hqkv[c.C] = fo_floatx(k), c.hqkv[2 * c.C] = fo_floatx(0.5f);
+    upload(c.qkv, c.hqkv, 3 * c.C * sizeof *c.hqkv, s);
+    fo_attention_forward(c.out, c.lse, c.qkv, 0, 1, c.l, 1, hs, s);
+    fo_attention_backward(c.dqkv, c.dout, c.qkv, c.out, c.lse, 0, 1, c.l, 1, hs, s);
     case_results(&c, s);
-    CHECK_AT("a low score");
-    CHECK(c.hlse[0] == -88.5f && fo_float(c.hout[0]) == 0.5f);
-    CHECK(fo_float(c.hdqkv[0]) == 0.0f && fo_float(c.hdqkv[1]) == 0.0f);
-    CHECK(fo_float(c.hdqkv[2]) == fo_float(c.hdout[0]));
+    CHECK_AT("a low score, hs=%d", hs);
+    CHECK(fabsf(c.hlse[0] - score) <= (hs == 1 ? 0.0f : 4e-5f) && fo_float(c.hout[0]) == 0.5f);
+    for (size_t i = 0; i < c.C; i++) {
+        wrong += !(fo_float(c.hdqkv[i]) == 0.0f && fo_float(c.hdqkv[c.C + i]) == 0.0f);
+        wrong += !(fo_float(c.hdqkv[2 * c.C + i]) == fo_float(c.hdout[i]));
+    }
+    CHECK(wrong == 0);
     case_free(d, &c);
 }
 
@@ -614,7 +620,8 @@ int main(void) {
     FoDevice* d = fo_device_open(0, 1);
     FoStream* s = fo_stream_create(d, "test");
     test_shapes(d, s);
-    test_low_score(d, s);
+    test_low_score(d, s, 1, -8.0f, 11.0625f);
+    test_low_score(d, s, 8, -16.0f, 16.0f);
     test_cuts(d, s);
     test_backward_repeats(d, s);
     test_by_keys_repeats(d, s);
