@@ -516,14 +516,14 @@ void run_open(Trainer* tr) {
                              check_trace(tr, err))) {
         user_error(tr->rank == 0, err);
     }
-    if (opt->out[0] && tr->rank == 0 && !opt->generate && checkpoint_prepare_folder(opt->out, err)) {
-        user_error(1, err);
-    }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
     // of threads the first that finds out is the one that tells
     const int tells = tr->rank == 0 || strcmp(fo_group_transport(tr->world), "local") == 0;
     if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(tells, err); }
-    fo_group_barrier(tr->world); // all have looked | memory is taken
+    fo_group_barrier(tr->world); // all have looked | memory is taken, and something is written
+    if (opt->out[0] && tr->rank == 0 && !opt->generate && checkpoint_prepare_folder(opt->out, err)) {
+        user_error(1, err);
+    }
     fo_device_deterministic(device, opt->deterministic);
     fo_device_fuse_gelu(device, opt->gelu_fusion);
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
