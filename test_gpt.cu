@@ -294,11 +294,12 @@ enum { NWAYS = sizeof WAYS / sizeof WAYS[0] };
 // A sanitizer makes everything ten times slower, and so does emulation, for which cuda's builds are meant
 // here: there each mesh goes a quarter of the ways, another mesh others; emulation takes meshes of 4 ranks,
 // and one of 8
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || !FO_DEVICE_CPU
-enum { SLOW = 1 };
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { SANITIZED = 1 };
 #else
-enum { SLOW = 0 };
+enum { SANITIZED = 0 };
 #endif
+enum { SLOW = SANITIZED || !FO_DEVICE_CPU };
 
 static void set_mesh(Case* c, int dp, int up, int tp, int accum) {
     c->opt.dp = dp, c->opt.up = up, c->opt.tp = tp, c->accum = accum;

@@ -625,6 +625,7 @@ static void wrong_call(FoGroup* world, void* arg) {
     if (which < 2) { fo_reducer_wgrad(&r, NULL, grad, NULL, NULL, dout, inp, ROWS, C, C); }
     if (which == 2) { fo_allgather_rows_begin(ring, dout, sizeof(floatX), ROWS); }
     sparse_set(&k, &x, 0);
+    fo_stream_sync(k.compute); // lists are uploaded | and written anew
     if (which == 4) { sparse_set(&k, &x, 2), x.sparse->give[2]++; }
     fo_fetch_encoder_backward_begin(dout, x.fetch, &x.st, C, x.fetched);
     fo_sparse_reduce_begin(x.sparse, x.fetch, &x.st, C, x.fetched, which == 3 ? cut : x.o);
