@@ -414,6 +414,8 @@ class Tree:
         late.cancel()
         if said or process.returncode == 0:
             return said
+        if process.returncode == -9 and not killed_late:
+            return None  # ended from outside: that proves nothing
         last = rest.strip().split("\n")[-1] if rest else ""
         return f"no end in {limit} s" if killed_late else f"exit status {process.returncode}: {last}"
 
