@@ -66,9 +66,7 @@ static void body(FoGroup* world, void* arg) {
     for (int i = 0; i <= x->nsteps; i++) {
         double start = fo_now();
         gpt_batch(&g, ids, ids, B, T);
-        gpt_forward(&g);
-        gpt_head(&g, 1.0f / (float)g.N, 0);
-        gpt_backward(&g, 0);
+        gpt_micro(&g, 1.0f / (float)g.N, 0);
         gpt_loss(&g);
         gpt_reduce(&g, 0.0, 0.0, 0.0);
         a.t = i + 1;
