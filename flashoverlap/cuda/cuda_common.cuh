@@ -26,8 +26,7 @@
 struct FoDevice {
     int rank, ordinal, nsm; // ordinal: which of CUDA's devices; several ranks may share one
     int nsharing;           // ranks on this GPU, at most
-    int sm_major, sm_minor;
-    int shared_nbytes; // dynamic shared memory that a block may have
+    int sm_major;
     int reserved_sms;  // held free of GEMMs that run under an exchange, by a transport that needs SMs
     int own_attention; // cuDNN is not asked
     int fuse_gelu;     // into GEMMs
@@ -42,7 +41,7 @@ struct FoDevice {
     FoStream* stream;              // for clearing fresh memory
     FoStream* streams;             // all that are open
     struct FoSpanPending* spans;   // a pool
-    void* batch_mem_op;            // the driver\'s cuStreamBatchMemOp, when it was needed
+    void* batch_mem_op;            // the driver's cuStreamBatchMemOp, when it was needed
     int tracing;                   // operations are timed
     cudaEvent_t epoch;             // recorded at epoch_s on fo_now's clock
     double epoch_s;

@@ -94,8 +94,7 @@ static void describe(FoDevice* d) {
     cudaDeviceProp p;
     CUDA(cudaGetDeviceProperties(&p, d->ordinal));
     d->nsm = p.multiProcessorCount;
-    d->sm_major = p.major, d->sm_minor = p.minor;
-    d->shared_nbytes = (int)p.sharedMemPerBlockOptin;
+    d->sm_major = p.major;
     if (p.major < 8) {
         fo_quit(1, "GPU %d (%s) has compute capability %d.%d, this program wants 8.0 or newer", d->ordinal,
                 p.name, p.major, p.minor);
