@@ -10,8 +10,8 @@ n=0 told=0 passed=0 failed=0
 
 # what run number $1 has said, and its counts
 tell() {
-    local log=$logs/$1 rc before=$failed closed=0
-    rc=$(cat "$log.rc"); echo "== $(cat "$log.name")"
+    local log=$logs/$1 rc seconds before=$failed closed=0
+    read -r rc seconds <"$log.rc"; echo "== $(cat "$log.name"), $seconds s"
     grep -vE "$closing" "$log"
     while read -r p _ f _; do
         closed=1 passed=$((passed + p)) failed=$((failed + f))
@@ -23,9 +23,9 @@ tell() {
 
 run() {
     while (($(jobs -rp | wc -l) >= ${JOBS:-1})); do wait -n; done
-    n=$((n + 1)); local log=$logs/$n
+    n=$((n + 1)); local log=$logs/$n start=$SECONDS
     echo "$*" >"$log.name"
-    { timeout -k 5 "${LIMIT:-300}" "$@" >"$log" 2>&1; echo $? >"$log.rc"; } &
+    { timeout -k 5 "${LIMIT:-300}" "$@" >"$log" 2>&1; echo $? $((SECONDS - start)) >"$log.rc"; } &
     ((${JOBS:-1} > 1)) || wait
     while [[ -s $logs/$((told + 1)).rc ]]; do told=$((told + 1)); tell $told; done
 }
