@@ -82,6 +82,11 @@ LIBS := $(if $(filter 1,$(DNN)),-ldnnl) $(if $(filter cuda,$(DEVICE)),$(CUDA_LIB
 # a program is linked by the compiler of its device's language
 LINKER := $(if $(filter cpu,$(DEVICE)),$(CC) $(CFLAGS),$(CXX) -pthread $(SANFLAGS) -rdynamic)
 
+# builds use all cores, unless told by -j; tests are one recipe, in which run.sh decides
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc)
+endif
+
 all: train_gpt ## build ./train_gpt (the default)
 train_gpt: $(B)/train_gpt
 	@ln -sfn $< $@
