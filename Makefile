@@ -130,6 +130,18 @@ $(B)/%.c.o: %.c Makefile $(CHECKED)
 # an archive, so that a program takes what it uses: train/generate.c wants train_gpt.cu's forward pass
 $(B)/lib.a: $(LIB)
 	@rm -f $@ && ar rcs $@ $^
+# --plan: all that is neutral once more, with a simulated device and more ranks. One object, of which run_plan alone is
+# seen from outside; it calls nothing of the real device
+SIM := $(patsubst %,$(B)/sim/%.o,$(filter-out %/fo.c %/fo_comm.c %/fo_threads.c %_mpi.c,$(NEUTRAL)) $(wildcard flashoverlap/sim/*.c) dev/sim/predict.c)
+$(B)/sim/%.c.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo 'CC   $< (simulated)'
+	@$(CC) -DFO_MAX_RANKS=1024 $(CPPFLAGS) $(CFLAGS) -Wno-unused-function -c $< -o $@
+$(B)/sim.o: $(SIM)
+	@$(LD) -r -o $@ $^
+	@if nm -u $@ | grep -E ' fo_' | grep -vE ' fo_(die|quit)'; then echo 'not defined by the simulated device'; rm $@; false; fi
+	@objcopy --keep-global-symbol=run_plan $@
+$(B)/train_gpt: $(B)/sim.o
 $(B)/%: $(B)/%.cu.o $(WHOLE) $(B)/lib.a
 	@echo 'LINK $@'
 	@$(LINKER) $^ $(LIBS) $(LDLIBS) -o $@

@@ -797,7 +797,7 @@ static void speak_main(FoGroup* world, void* arg) {
     if (!bad && run->opt.help) {
         options_help(stdout, run->program);
     } else if (!bad) {
-        bad = run_dry(&run->opt, run->err);
+        bad = run->opt.plan[0] ? run_plan(&run->opt, run->err) : run_dry(&run->opt, run->err);
     }
     if (bad) { fo_quit(1, "%s", run->err); }
 }
@@ -805,7 +805,7 @@ static void speak_main(FoGroup* world, void* arg) {
 int main(int argc, char** argv) {
     static Run run;
     run.program = argv[0];
-    if (options_parse(&run.opt, argc, argv, run.err) || run.opt.help || run.opt.dry_run) {
+    if (options_parse(&run.opt, argc, argv, run.err) || run.opt.help || run.opt.dry_run || run.opt.plan[0]) {
         fo_ranks_run(fo_ranks_launched(), speak_main, &run);
         return 0;
     }

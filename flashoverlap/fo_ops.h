@@ -178,7 +178,9 @@ void fo_accumulate(floatX* out,               // [n, C]
                    const floatX* residual,    // [n, C], or NULL
                    const floatX* bias,        // [C], or NULL
                    size_t n, int C, int P, FoDtype part_type, FoStream* s);
+#ifndef FO_MAX_RANKS // simulated ones may be more
 #define FO_MAX_RANKS 16
+#endif
 
 // acc += part, both of `type`, one rounding: a hop of a ring reduce-scatter
 void fo_add(void* acc, const void* part, size_t nelem, FoDtype type, FoStream* s);

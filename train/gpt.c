@@ -34,6 +34,11 @@ Mesh mesh_of(const TrainOptions* opt, int rank) {
     return m;
 }
 
+int mesh_color(const Mesh* m, int split) {
+    const int colors[NSPLITS] = {m->p, m->d * m->tp + m->t, m->t, m->u * m->tp + m->t, m->d};
+    return colors[split];
+}
+
 // ---- where things are -------------------------------------------------------------------------------------
 const floatX* gpt_weight(const GPT* g, int tensor, int l) {
     return g->params + g->ts.t[tensor].offset + (size_t)l * tensor_local(&g->ts.t[tensor]);
@@ -365,13 +370,12 @@ void gpt_graphs_free(GPT* g) {
 // ---- open and close ---------------------------------------------------------------------------------------
 static void open_groups(GPT* g, FoGroup* world) {
     static const char* const names[NGROUPS] = {"comm tp", "comm up", "comm dp"};
-    const Mesh* m = &g->mesh;
+    FoGroup** const groups[NSPLITS] = {&g->group[GROUP_TP], &g->group[GROUP_UP], &g->group[GROUP_RP], &g->dp,
+                                       &g->seq};
     g->world = world;
-    g->group[GROUP_TP] = fo_group_split(world, m->p);
-    g->group[GROUP_UP] = fo_group_split(world, m->d * m->tp + m->t);
-    g->group[GROUP_RP] = fo_group_split(world, m->t);
-    g->dp = fo_group_split(world, m->u * m->tp + m->t);
-    g->seq = fo_group_split(world, m->d);
+    for (int i = 0; i < NSPLITS; i++) {
+        *groups[i] = fo_group_split(world, mesh_color(&g->mesh, i));
+    }
     g->compute = fo_stream_create(g->device, "compute");
     for (int i = 0; i < NGROUPS; i++) {
         g->comm[i] = fo_stream_create(g->device, names[i]);

@@ -24,6 +24,11 @@ typedef struct {
 // rank's place in opt's mesh
 Mesh mesh_of(const TrainOptions* opt, int rank);
 
+// the groups that gpt_open splits the world into, in this order: tp, up, replicas, dp, up and tp together
+enum { SPLIT_TP, SPLIT_UP, SPLIT_REPLICAS, SPLIT_DP, SPLIT_SEQUENCE, NSPLITS };
+// the color of the rank at this place, in split number `split`
+int mesh_color(const Mesh* m, int split);
+
 // ---- the overlapped operations of a step ------------------------------------------------------------------
 // Rows of doc/overlap.md's table; D3 has a plan for each layer, beside them. H2 and D1 are several in turn,
 // since the next begins before one has ended; B7 goes there and back.

@@ -152,8 +152,10 @@ static const Option options[] = {
      "", "go on from the prompts with the model, and stop", "Instead of training"},
     {NULL,  "--dry-run",    FLAG, AT(dry_run), "", 0, 0,
      "", "print sizes, memory and plans, and stop", NULL},
+    {NULL,  "--plan",       NAME, AT(plan), "", 0, 0,
+     "FILE", "print what a step would take on that machine (dev/sim/hardware), and stop", NULL},
     {NULL,  "--world",      INT, AT(world), "0", 0, FO_PLAN_MAX_RANKS,
-     "N", "ranks of the dry run; 0: dp * up * tp", NULL},
+     "N", "ranks of the dry run or plan, which tries all meshes of them; 0: dp * up * tp", NULL},
     {NULL,  "--help",       FLAG, AT(help), "", 0, 0,
      "", "print this, and stop", NULL},
 };
@@ -358,10 +360,12 @@ static int unknown_option(const char* arg, char err[TRAIN_ERR]) {
 static int mesh_check(TrainOptions* o, char err[TRAIN_ERR]) {
     const int launched = fo_ranks_launched(), share = o->up * o->tp;
     int world = o->world ? o->world : launched;
-    if (o->world && !o->dry_run) {
-        return train_error(err, "--world %d is for --dry-run; a run has --dp * --up * --tp ranks", o->world);
+    const int dry = o->dry_run || o->plan[0];
+    if (o->world && !dry) {
+        return train_error(err, "--world %d is for --dry-run and --plan; a run has --dp * --up * --tp ranks",
+                           o->world);
     }
-    if (o->dry_run && !o->world && o->dp) { world = o->dp * share; }
+    if (dry && !o->world && o->dp) { world = o->dp * share; }
     if (o->dp == 0) {
         if (world == 1) { world = share; }
         if (world % share != 0) {
@@ -376,7 +380,7 @@ static int mesh_check(TrainOptions* o, char err[TRAIN_ERR]) {
         return train_error(err, "--dp %d * --up %d * --tp %d make %d ranks, not --world %d", o->dp, o->up,
                            o->tp, o->dp * share, o->world);
     }
-    const int most = o->dry_run ? FO_PLAN_MAX_RANKS : FO_MAX_RANKS;
+    const int most = dry ? FO_PLAN_MAX_RANKS : FO_MAX_RANKS;
     if (o->dp * share > most) {
         return train_error(err, "--dp %d * --up %d * --tp %d make %d ranks; %d at most can run", o->dp, o->up,
                            o->tp, o->dp * share, most);
@@ -411,7 +415,9 @@ static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
         return train_error(err, "--trace-steps %d-%d needs a file: --trace FILE", o->trace_steps.first,
                            o->trace_steps.last);
     }
-    if (o->generate && o->dry_run) { return train_error(err, "--generate and --dry-run: want one of them"); }
+    if (o->generate + o->dry_run + (o->plan[0] != 0) > 1) {
+        return train_error(err, "--generate, --dry-run and --plan: want one of them");
+    }
     if (o->prompt[0] && o->prompt_file[0]) {
         return train_error(err, "--prompt and --prompt-file: want one of them");
     }

@@ -68,7 +68,8 @@ typedef struct {
     double pace;    // TFLOP/s, 0: as fast as it goes
     double timeout; // seconds
     // instead of training
-    int dry_run, world; // world: ranks of a dry run; 0: dp * up * tp
+    int dry_run, world; // world: ranks of a dry run or plan; 0: dp * up * tp
+    const char* plan;   // a machine's file, or ""
     int generate, help;
 } TrainOptions;
 

@@ -37,8 +37,7 @@ static int check_heads(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]
     return 0;
 }
 
-// Can this model, batch and mode be cut across the mesh? 0, or -1 with the reason and what would work
-static int check_cuts(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
+int run_check_cuts(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
     int tp = opt->tp, up = opt->up, P = up * tp, B = opt->batch, T = opt->seq_len, m = opt->overlap.m;
     if (T > c.maxT) {
         return train_error(err, "-t %d: the model has positions for %d tokens: -t %d at most", T, c.maxT,
@@ -512,7 +511,7 @@ void run_open(Trainer* tr) {
     memset(&c, 0, sizeof c);
     if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) ||
         (opt->generate ? size_for_prompts(tr, c, &sized, err)
-                       : check_cuts(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err) ||
+                       : run_check_cuts(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err) ||
                              check_trace(tr, err))) {
         user_error(tr->rank == 0, err);
     }
@@ -588,7 +587,7 @@ int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]) {
     int step, world = opt->dp * opt->up * opt->tp, largest = 0;
     GPT g;
     memset(&c, 0, sizeof c);
-    if (find_model(opt, &c, path, &step, 1, err) || check_cuts(opt, c, err)) { return -1; }
+    if (find_model(opt, &c, path, &step, 1, err) || run_check_cuts(opt, c, err)) { return -1; }
     report_options(opt);
     gpt_sizes(&g, c, opt, 0);
     printf("%-10s %6s %20s %20s %20s\n", "tensor", "layers", "shape", "on rank 0", "parameters");

@@ -80,8 +80,19 @@ int run_trace_end(Trainer* tr, int stop, char err[TRAIN_ERR]);
 // model and state of tr->step, complete or not at all; collective
 int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]);
 
+// can this model, batch and mode be cut across the mesh? 0, or -1 with the reason and what would work
+int run_check_cuts(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]);
+
 // what would be done, without doing it: parameters, memory of each rank, the plan of each operation
 int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]);
+
+/* run_plan -- --plan: what steps would take on the machine that opt->plan describes, under each schedule,
+ * and, of --world ranks, the meshes that are fastest. The schedules of training run there on a simulated
+ * device (flashoverlap/sim), which has all of this program linked to it once more: dev/sim/predict.c. Prints;
+ * 0, or
+ * -1.
+ */
+int run_plan(const TrainOptions* opt, char err[TRAIN_ERR]);
 
 #ifdef __cplusplus
 }

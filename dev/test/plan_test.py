@@ -1,0 +1,144 @@
+#!/usr/bin/python3
+"""--plan: what it predicts is what the formulas say where those hold, and what a paced run measures; bad machines."""
+
+import os, random, re
+
+from program import DEVICE, Run, check, main, shard, succeeds, tmp, write
+
+# a machine on which only matmuls and messages take time
+PLAIN = """peak_tflops 1
+gemm_tflops 1
+attention_tflops 1
+memory_gbytes_s 1000000
+memory_gib 1000
+node_ranks 1024
+link_gbytes_s {link}
+link_us {us}
+node_link_gbytes_s {link}
+node_link_us {us}
+link_shared 0
+"""
+MODEL = "L=2,C=256,NH=8,V=256,maxT=256"
+
+
+def machine(name, text):
+    return write(name, text.encode())
+
+
+def table(out, head):
+    """The rows below the line that begins with head: name -> numbers."""
+    rows, lines = {}, out.split("\n")
+    for line in lines[next(i for i, l in enumerate(lines) if l.startswith(head)) + 1:]:
+        if not line.strip():
+            break
+        name, *numbers = re.split(r"\s{2,}", line.strip())
+        rows[name] = [float(n.rstrip("%")) for n in numbers if re.fullmatch(r"-?[0-9.]+%?", n)]
+    return rows
+
+
+def plan(*args):
+    return succeeds(Run("--plan", *args, quick=False)).out
+
+
+def formula(mode, m, P, shard, work):
+    T = (P - 1) * shard
+    if mode == "none":
+        return T
+    if mode == "slice":
+        return T / m + (m - 1) / m * max(0.0, T - work)
+    return max(0.0, T - (P - 1 / m) * work / P)
+
+
+def near(a, b, relative, absolute):
+    return abs(a - b) <= max(absolute, relative * abs(b))
+
+
+def test_formulas():
+    """Fully connected layers of the forward pass, 2 layers; N rows, links that hide and that do not."""
+    E = 4 if "FP32" in os.environ.get("B", "") else 2
+    B, T, C = 8, 256, 256
+    for P in (2, 4, 8):
+        for link in (0.5, 2.0, 20.0):
+            out = plan(machine("plain", PLAIN.format(link=link, us=0)), "-e", MODEL, "-b", B, "-t", T, "--tp", P)
+            each = B * T * C * E / P / (link * 1e9)
+            exposed = table(out, "exposed by operation")
+            columns = [("none", 1), ("slice", 4), ("slice", 8), ("flash", 1), ("flash", 2)]
+            for name, OC in (("F1", 3 * C), ("F3", 4 * C), ("F4", 4 * C)):
+                work = 2 * B * T * C * OC / P / 1e12
+                for k, (mode, m) in enumerate(columns):
+                    want = 2e3 * formula(mode, m, P, each, work)
+                    got = exposed.get(name, [0.0] * 5)[k]
+                    check(near(got, want, 0.02, 0.005), f"{name} {mode}:{m} P={P} link {link}: {got}, formula {want}")
+
+
+def measure(args, mode, link, us, pace, tokens):
+    """Least exposed time of steps after the first, and its communication, in ms."""
+    run = succeeds(Run("-i", tokens, "-j", tokens, *args, "-x", 3, "-v", 0, "-s", 0, "--overlap", mode, "--link",
+                       f"{link},{us}", "--pace", pace, quick=False))
+    steps = re.findall(r"comm ([0-9.]+) ms exposed ([0-9.]+) ms", run.out)
+    check(len(steps) == 3, f"three steps: {run.name}")
+    return min((float(exposed), float(comm)) for comm, exposed in steps[1:])
+
+
+def test_measured():
+    """A paced run on an emulated link exposes what was predicted."""
+    P, link, us, pace = 2, 0.0125, 20, 0.0005
+    args = ["-e", MODEL.replace("L=2", "L=1"), "-b", 2, "-t", 128, "--tp", P]
+    text = PLAIN.format(link=link, us=us).replace("tflops 1\n", f"tflops {pace}\n")
+    text = text.replace("memory_gbytes_s 1000000", "memory_gbytes_s 4")
+    predicted = table(plan(machine("paced", text), *args), "overlap")
+    draw = random.Random(1)
+    tokens = shard("tokens.bin", [draw.randrange(256) for _ in range(4096)])  # as the prediction's
+    for mode in ("none", "slice:4", "flash:1"):
+        _, comm, exposed, *_ = predicted[mode]
+        for _ in range(4):  # others on the machine make a step late
+            got, all_of_it = measure(args, mode, link, us, pace, tokens)
+            if abs(got - exposed) <= max(1.0, 0.05 * comm):
+                break
+        check(near(comm, all_of_it, 0.02, 0.1), f"{mode}: comm {all_of_it} ms, predicted {comm}")
+        check(abs(got - exposed) <= max(1.0, 0.05 * comm), f"{mode}: exposed {got} of {comm} ms, predicted {exposed}")
+
+
+def test_meshes():
+    """Of 64 ranks the fastest first, each of 64; more than fit a machine's memory are left out."""
+    small = PLAIN.replace("memory_gib 1000", "memory_gib 2").format(link=50, us=5)
+    out = plan(machine("small", small), "-e", "d12", "-b", 4, "-t", 1024, "-d", 1 << 19, "--world", 64)
+    rows = [line.split() for line in out.split("GiB a rank\n")[1].strip().split("\n")]
+    times = [float(r[5]) for r in rows]
+    check(len(rows) >= 4 and times == sorted(times), f"the fastest first: {times}")
+    check(all(int(r[0]) * int(r[1]) * int(r[2]) == 64 for r in rows), f"meshes of 64: {rows}")
+    check(all(float(r[9]) <= 2.0 for r in rows), f"each fits: {rows}")
+    check(re.search(r"[1-9][0-9]* of them need more memory", out), "some need more memory")
+    run = succeeds(Run("--plan", "small", "-e", "gpt3:c4096", "-b", 1, "-t", 2048, "-d", 1 << 21, "-r", 3, "--world", 1024,
+                       quick=False))
+    check(run.seconds < 30, f"1,024 ranks in {run.seconds:.1f} s")
+
+
+def test_bad():
+    plain = PLAIN.format(link=1, us=1)
+    cases = [
+        ("nothing", None, "cannot be opened"),
+        ("unknown", plain + "colour 3\n", "'colour' is no key"),
+        ("missing", plain.replace("link_us 1\n", "", 1), "link_us is missing"),
+        ("twice", plain + "peak_tflops 2\n", "is there twice"),
+        ("word", plain.replace("gemm_tflops 1", "gemm_tflops fast"), "gemm_tflops 'fast'"),
+        ("nan", plain.replace("gemm_tflops 1", "gemm_tflops nan"), "gemm_tflops 'nan'"),
+        ("zero", plain.replace("gemm_tflops 1", "gemm_tflops 0"), "want a number of"),
+        ("trailing", plain.replace("link_us 1", "link_us 1 us"), "link_us '1 us'"),
+        ("long", "# " + "x" * 600 + "\n" + plain, "characters at most"),
+        ("empty", "", "is missing"),
+    ]
+    for name, text, says in cases:
+        if text is not None:
+            machine(name, text)
+        run = Run("--plan", name, "-e", MODEL, "-t", 128, quick=False).wait()
+        check(run.rc == 1 and run.err.count("\n") == 1 and says in run.err, f"{name}: exit status {run.rc}: {run.err}")
+    machine("good", plain)
+    for args, says in ((["--tp", 16], "heads"), (["--generate"], "want one of them"), (["-t", 4096], "positions")):
+        args += [] if "-t" in args else ["-t", 128]
+        run = Run("--plan", "good", "-e", MODEL, *args, quick=False).wait()
+        check(run.rc == 1 and says in run.err, f"{args}: exit status {run.rc}: {run.err}")
+
+
+if __name__ == "__main__":
+    main([test_formulas, test_meshes, test_bad] + [test_measured] * (DEVICE == "cpu"))
