@@ -165,7 +165,7 @@ static void add_times(Text* x, const FoTrace* t, double start_s, double seconds,
 
 static void add_ranks(Text* x, const char* key, uint32_t ranks) {
     add(x, "\"%s\":[", key);
-    for (int r = 0, n = 0; r < FO_MAX_RANKS; r++) {
+    for (int r = 0, n = 0; r < 32; r++) { // bits of a mask
         if (ranks >> r & 1u) { add(x, "%s%d", n++ ? "," : "", r); }
     }
     add(x, "]");

@@ -18,6 +18,7 @@ typedef struct {
     double step_s, comm_s, exposed_s;
     double site_s[NSITES + 1]; // exposed, by operation
     size_t nbytes;             // of a rank
+    int failed;                // the timeline could not be written
 } Prediction;
 
 // a mesh of so many replicas is simulated with fewer, each of which stands for several
@@ -67,6 +68,33 @@ static void take_sites(GPT* g, double seconds[NSITES + 1], double* comm_s) {
     }
 }
 
+static int color_alone(const void* arg, int nth, int rank) {
+    (void)arg, (void)nth, (void)rank;
+    return 0;
+}
+
+static int alike_alone(const void* arg, int nth) {
+    (void)arg, (void)nth;
+    return 1;
+}
+
+static FoTrace* start_timeline(GPT* g, FoGroup* alone) {
+    const FoTraceRow rows[] = {{g->compute, "compute"},
+                               {g->comm[GROUP_TP], "comm tp"},
+                               {g->comm[GROUP_UP], "comm up"},
+                               {g->comm[GROUP_RP], "comm dp"}};
+    return fo_trace_start(alone, rows, 1 + NGROUPS);
+}
+
+static int end_timeline(FoTrace* timeline, double start, const char* path, char err[TRAIN_ERR]) {
+    char why[FO_TRACE_ERR];
+    fo_trace_mark(timeline, "step 2", start);
+    if (fo_trace_end(timeline, "rank 0 (simulated)", path, NULL, why)) {
+        return train_error(err, "--trace: %s", why);
+    }
+    return 0;
+}
+
 static size_t nbytes_of(GPTConfig c, const TrainOptions* opt) {
     GPT sizes;
     gpt_sizes(&sizes, c, opt, 0);
@@ -77,7 +105,8 @@ static size_t nbytes_of(GPTConfig c, const TrainOptions* opt) {
 /* The second step of a run: the first has no weights under way. With many micro-steps, steps of one and of
  * two tell what each of the others adds.
  */
-static Prediction predict(const SimHardware* h, GPTConfig c, const TrainOptions* whole) {
+static Prediction predict(const SimHardware* h, GPTConfig c, const TrainOptions* whole, const char* trace,
+                          char err[TRAIN_ERR]) {
     Prediction p, one;
     GPT* g = (GPT*)calloc(1, sizeof *g);
     const int N = whole->batch * whole->seq_len, naccum = whole->total_batch / (N * whole->dp);
@@ -94,6 +123,8 @@ static Prediction predict(const SimHardware* h, GPTConfig c, const TrainOptions*
     }
     FoDevice* device = sim_device_open(h);
     FoGroup* world = sim_world(device, opt->dp * opt->up * opt->tp, (SimColors){color_of, alike_of, &x});
+    FoGroup* alone =
+        sim_world(device, 1, (SimColors){color_alone, alike_alone, NULL}); // who tells the timeline
     gpt_open(g, c, opt, world, device);
     for (int d = 0; d < opt->dp; d++) { // as if the others had sent them; all replicas read the same
         memcpy(g->host_ids + (size_t)d * (size_t)N, ids, (size_t)N * sizeof(int));
@@ -101,7 +132,10 @@ static Prediction predict(const SimHardware* h, GPTConfig c, const TrainOptions*
     memset(g->host_losses, 0, g->Nt * sizeof(float));
     step_s(g, ids, opt, 1);
     take_sites(g, p.site_s, &p.comm_s);
+    FoTrace* timeline = trace ? start_timeline(g, alone) : NULL;
+    const double start = fo_now();
     p.step_s = step_s(g, ids, opt, 1);
+    p.failed = timeline && end_timeline(timeline, start, trace, err);
     take_sites(g, p.site_s, &p.comm_s);
     if (naccum > 1) {
         one = p;
@@ -119,6 +153,7 @@ static Prediction predict(const SimHardware* h, GPTConfig c, const TrainOptions*
     }
     gpt_close(g);
     sim_world_free(world);
+    sim_world_free(alone);
     fo_device_close(device);
     free(ids);
     free(g);
@@ -184,7 +219,7 @@ static int plan_modes(const SimHardware* h, GPTConfig c, TrainOptions opt, char 
         done[k] = run_check_cuts(&opt, c, err) == 0;
         if (!done[k]) { continue; }
         any = 1;
-        p[k] = predict(h, c, &opt);
+        p[k] = predict(h, c, &opt, NULL, err);
         printf("%-10s %12.3f %12.3f %12.3f", mode_name(MODES[k], name), 1e3 * p[k].step_s, 1e3 * p[k].comm_s,
                1e3 * p[k].exposed_s);
         if (p[k].comm_s > 0.0) {
@@ -231,7 +266,8 @@ static void insert(Candidate best[NBEST], int* n, const Candidate* x) {
     if (at < NBEST) { best[at] = *x; }
 }
 
-static void plan_meshes(const SimHardware* h, GPTConfig c, const TrainOptions* opt, int world) {
+static void plan_meshes(const SimHardware* h, GPTConfig c, const TrainOptions* opt, int world,
+                        char err[TRAIN_ERR]) {
     Candidate best[NBEST];
     int n = 0, tried = 0, too_large = 0;
     for (int tp = 1; tp <= 16 && tp <= world; tp++) {
@@ -248,7 +284,7 @@ static void plan_meshes(const SimHardware* h, GPTConfig c, const TrainOptions* o
                 too_large++;
                 continue;
             }
-            x.p = predict(h, c, &x.opt);
+            x.p = predict(h, c, &x.opt, NULL, err);
             insert(best, &n, &x);
         }
     }
@@ -268,7 +304,7 @@ static void plan_meshes(const SimHardware* h, GPTConfig c, const TrainOptions* o
 int run_plan(const TrainOptions* opt, char err[TRAIN_ERR]) {
     SimHardware h;
     GPTConfig c;
-    char why[SIM_ERR];
+    char why[SIM_ERR], trace_why[FO_TRACE_ERR], name[32];
     int version;
     memset(&c, 0, sizeof c);
     if (sim_hardware_read(&h, opt->plan, why)) { return train_error(err, "--plan: %s", why); }
@@ -286,6 +322,11 @@ int run_plan(const TrainOptions* opt, char err[TRAIN_ERR]) {
     printf("mesh       dp %d * up %d * tp %d, zero %d, B=%d, T=%d, %d tokens a step\n", opt->dp, opt->up,
            opt->tp, opt->zero, opt->batch, opt->seq_len, opt->total_batch);
     if (plan_modes(&h, c, *opt, err)) { return -1; }
-    if (opt->world) { plan_meshes(&h, c, opt, opt->world); }
+    if (opt->trace[0]) {
+        if (fo_trace_check(opt->trace, trace_why)) { return train_error(err, "--trace: %s", trace_why); }
+        if (predict(&h, c, opt, opt->trace, err).failed) { return -1; }
+        printf("\ntimeline of a step under %s: %s\n", mode_name(opt->overlap, name), opt->trace);
+    }
+    if (opt->world) { plan_meshes(&h, c, opt, opt->world, err); }
     return 0;
 }
