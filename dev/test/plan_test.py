@@ -1,9 +1,14 @@
 #!/usr/bin/python3
-"""--plan: what it predicts is what the formulas say where those hold, and what a paced run measures; bad machines."""
+"""--plan: what it predicts is what the formulas say where those hold, and what a paced run measures; its timeline, and what
+dev/plot_timeline.py takes out of one; bad machines.
+"""
 
-import os, random, re
+import os, random, re, subprocess, sys
 
 from program import DEVICE, Run, check, main, shard, succeeds, tmp, write
+
+sys.path.insert(0, "dev")
+import plot_timeline
 
 # a machine on which only matmuls and messages take time
 PLAIN = """peak_tflops 1
@@ -114,6 +119,38 @@ def test_meshes():
     check(run.seconds < 30, f"1,024 ranks in {run.seconds:.1f} s")
 
 
+def refuses(says, function, *args):
+    try:
+        function(*args)
+        check(False, f"refused: {args}")
+    except plot_timeline.UserError as e:
+        check(says in str(e), f"'{says}' is said: {e}")
+
+
+def test_timeline():
+    """The timeline of a simulated step has the exposed time of the table; what the plot takes is all of it."""
+    for mode in ("none", "slice:4", "flash:1"):
+        out = plan(machine("slow", PLAIN.format(link=0.5, us=5)), "-e", MODEL, "-b", 8, "-t", 256, "--tp", 4,
+                   "--overlap", mode, "--trace", "t.json")
+        step, _, exposed, *_ = table(out, "overlap")[mode]
+        length, rows = plot_timeline.read(f"{tmp}/t.json", 0, None)
+        drawn = sum(s[1] for s in rows["compute"] if s[3] == "exposed")
+        check(near(length, step, 1e-3, 0.001), f"{mode}: {length} ms drawn of {step}")
+        check(near(drawn, exposed, 0.02, 0.02), f"{mode}: exposed {drawn} ms drawn of {exposed}")
+        check({"F1", "F4", "B6"} <= {s[2] for s in rows["comm tp"]}, f"{mode}: names {rows.keys()}")
+        start, end = plot_timeline.window_of(rows, "F4", 2.0, length)
+        first = min(s[0] for spans in rows.values() for s in spans if s[2] == "F4")
+        check(near(start, first - 0.1, 0, 1e-9) and near(end, first + 2, 0, 1e-9), f"{mode}: the first F4: {start} {end}")
+    refuses("no such operation", plot_timeline.window_of, rows, "F9", 2.0, length)
+    refuses("no step of rank 3", plot_timeline.read, f"{tmp}/t.json", 3, None)
+    refuses("no step 7", plot_timeline.read, f"{tmp}/t.json", 0, 7)
+    refuses("no timeline", plot_timeline.read, f"{tmp}/slow", 0, None)
+    run = subprocess.run([sys.executable, "dev/plot_timeline.py", f"{tmp}/slow", "-o", f"{tmp}/x.png"], capture_output=True, text=True)
+    check(run.returncode == 1 and run.stderr.count("\n") == 1 and not os.path.exists(f"{tmp}/x.png"), f"one line: {run.stderr}")
+    run = Run("--plan", "slow", "-e", MODEL, "-t", 128, "--trace", "none/t.json", quick=False).wait()
+    check(run.rc == 1 and "--trace" in run.err, f"exit status {run.rc}: {run.err}")
+
+
 def test_bad():
     plain = PLAIN.format(link=1, us=1)
     cases = [
@@ -141,4 +178,4 @@ def test_bad():
 
 
 if __name__ == "__main__":
-    main([test_formulas, test_meshes, test_bad] + [test_measured] * (DEVICE == "cpu"))
+    main([test_formulas, test_meshes, test_timeline, test_bad] + [test_measured] * (DEVICE == "cpu"))
