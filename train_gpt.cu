@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "train/generate.h"
+#include "train/nonfinite.h"
 #include "train/run.h"
 
 // ---- batch ------------------------------------------------------------------------------------------------
@@ -694,7 +695,9 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
         gpt_batch(g, tr->train.inputs, tr->train.targets, opt->batch, opt->seq_len);
         if (push || g->weights_wait) { gpt_batch_replicas(g, tr->train.inputs); }
         gpt_micro(g, (float)(1.0 / ntokens), push);
-        own_loss += gpt_loss(g);
+        MicroStep m = {gpt_loss(g), tr->train.batch_path, tr->train.batch_first};
+        own_loss += m.loss;
+        tr->micros[micro] = m;
     }
     Scalars sum = gpt_reduce(g, g->mesh.t == 0 ? own_loss : 0.0, (double)stop_signal, (double)tr->failed);
     if (failed_anywhere(tr, sum)) { return -1; }
@@ -702,20 +705,20 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
     float norm = (float)sqrt(sum.square_sum), lr = schedule_lr(&tr->schedule, tr->step);
     // an update by gradients that are not finite would leave no weight that is
     if (!(isfinite(loss) && isfinite(norm)) && !opt->ignore_nan) {
-        return train_error(err,
-                           "step %d: the loss is %f, the gradient's norm %f: a smaller -l, a longer -u, or "
-                           "--ignore-nan 1 to go on",
-                           tr->step + 1, loss, (double)norm);
+        progress_clear(&tr->progress);
+        return nonfinite_stop(tr, loss, (double)norm, (double)lr, err);
     }
     double loss_z = outlier_update(&tr->state.loss, loss),
            norm_z = outlier_update(&tr->state.norm, (double)norm);
     int skip_loss = opt->skip_loss_z > 0.0f && loss_z > (double)opt->skip_loss_z;
     int skip_norm = opt->skip_grad_z > 0.0f && norm_z > (double)opt->skip_grad_z;
+    if (skip_loss || skip_norm) { progress_clear(&tr->progress); }
     if (tr->rank == 0 && skip_loss) { printf("skipping update due to loss z-score of %f\n", loss_z); }
     if (tr->rank == 0 && !skip_loss && skip_norm) {
         printf("skipping update due to grad z-score of %f\n", norm_z);
     }
-    FoAdamw a = {lr, 0.9f, 0.95f, 1e-8f, 0.0f, norm > 1.0f ? 1.0f / norm : 1.0f, tr->step + 1};
+    float scale = opt->clip > 0.0f && norm > opt->clip ? opt->clip / norm : 1.0f;
+    FoAdamw a = {lr, opt->beta1, opt->beta2, opt->eps, 0.0f, scale, tr->step + 1};
     gpt_update(g, a, opt->weight_decay, !skip_loss && !skip_norm);
     if (run_print_step(tr, (float)loss, loss_z, norm, norm_z, lr, fo_now() - start, sum, err)) { return -1; }
     return (int)sum.stop;
@@ -746,8 +749,12 @@ static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
         const int reports = opt->comm_report && s == tr->first_step + (tr->first_step + 1 < tr->nsteps);
         if (reports) { run_comm_start(tr); }
         run_trace_start(tr);
+        run_profile_start(tr);
+        progress_draw(&tr->progress, s);
         stop = train_step(tr, err);
+        progress_clear(&tr->progress); // of a step that has failed
         if (stop < 0 || run_trace_end(tr, stop, err)) { return -1; }
+        run_profile_end(tr, stop);
         if (reports) { run_comm_report(tr); }
     }
 }
@@ -766,6 +773,7 @@ static int train(Trainer* tr) {
     Scalars peak = {tr->peak_tflops, 0.0, 0.0, 0.0, 0.0, 0.0}; // in the place of another sum
     tr->peak_tflops = share_scalars(&tr->gpt, peak).square_sum;
     if (tr->rank == 0) { run_print_start(tr); }
+    progress_init(&tr->progress, tr->rank == 0 && fo_ranks_launched() == 1, tr->first_step, tr->nsteps);
     int stop = train_loop(tr, err);
     if (stop < 0) { user_error(tr->rank == tr->teller, err); }
     const int n = tr->step - tr->first_step - 1;
@@ -805,7 +813,9 @@ static void speak_main(FoGroup* world, void* arg) {
 int main(int argc, char** argv) {
     static Run run;
     run.program = argv[0];
-    if (options_parse(&run.opt, argc, argv, run.err) || run.opt.help || run.opt.dry_run || run.opt.plan[0]) {
+    const int bad = options_parse(&run.opt, argc, argv, run.err);
+    if (argc == 1 && !bad) { run.opt.help = 1; }
+    if (bad || run.opt.help || run.opt.dry_run || run.opt.plan[0]) {
         fo_ranks_run(fo_ranks_launched(), speak_main, &run);
         return 0;
     }

@@ -17,8 +17,7 @@ enum {
     VERSION_U16 = 1,
     MAGIC_U32 = 20240801, // Llama-3 tokens, uint32
     VERSION_U32 = 7,
-    SEED = 42,
-    STATE_VERSION = 2,
+    STATE_VERSION = 3,
     STATE_NFIELDS = DATA_STATE_NBYTES / 8
 };
 
@@ -208,13 +207,14 @@ static int open_all(DataLoader* dl, const char* pattern, char* err) {
 }
 
 int dataloader_init(DataLoader* dl, const char* pattern, int B, int T, int process_rank, int num_processes,
-                    int should_shuffle, int V, char err[DATA_ERR_NBYTES]) {
+                    int should_shuffle, int seed, int V, char err[DATA_ERR_NBYTES]) {
     memset(dl, 0, sizeof *dl);
     dl->B = B;
     dl->T = T;
     dl->process_rank = process_rank;
     dl->num_processes = num_processes;
     dl->should_shuffle = should_shuffle != 0;
+    dl->seed = seed;
     dl->V = V;
     if (open_all(dl, pattern, err) == 0) { return 0; }
     dataloader_free(dl);
@@ -294,7 +294,7 @@ static void walk_epoch(Walk* w, const DataLoader* dl, size_t epoch) {
 
 // to the beginning of an epoch, as process `rank` got there
 static void walk_start(Walk* w, const DataLoader* dl, int rank, size_t epoch) {
-    rng_seed(&w->rng, (uint32_t)(SEED + rank));
+    rng_seed(&w->rng, (uint32_t)dl->seed + (uint32_t)rank);
     rng_identity(w->shards, dl->nshards);
     walk_epoch(w, dl, 0);
     while (w->samples && w->epoch < epoch) {
@@ -384,6 +384,7 @@ static int read_sample(DataLoader* dl, char* err) {
     size_t first = sample * tokens_per_sample(dl) + (size_t)dl->process_rank * n;
     const DataShard* s = &dl->shard[dl->shard_indices[dl->current_shard_idx]];
     const char* path = data_path_tail(s->path);
+    dl->batch_path = s->path, dl->batch_first = first;
     off_t at = (off_t)(HEADER_NBYTES + first * (size_t)s->width);
     if (fseeko(dl->file, at, SEEK_SET) != 0 ||
         fread(dl->buffer, (size_t)s->width, n + 1, dl->file) != n + 1) {
@@ -412,8 +413,20 @@ int dataloader_next_batch(DataLoader* dl, char err[DATA_ERR_NBYTES]) {
 }
 
 // ---- position ---------------------------------------------------------------------------------------------
-// what a saved position consists of; the first four must be what the loader has
-enum { S_VERSION, S_SHUFFLE, S_NSHARDS, S_NTOK, S_BT, S_NPROCESSES, S_RANK, S_EPOCH, S_SHARD, S_SAMPLE };
+// what a saved position consists of; the first four, and the seed, must be what the loader has
+enum {
+    S_VERSION,
+    S_SHUFFLE,
+    S_NSHARDS,
+    S_NTOK,
+    S_BT,
+    S_NPROCESSES,
+    S_RANK,
+    S_EPOCH,
+    S_SHARD,
+    S_SAMPLE,
+    S_SEED
+};
 
 void dataloader_save(const DataLoader* dl, void* bytes) {
     const uint64_t f[STATE_NFIELDS] = {STATE_VERSION,
@@ -425,24 +438,34 @@ void dataloader_save(const DataLoader* dl, void* bytes) {
                                        (uint64_t)dl->process_rank,
                                        dl->epoch,
                                        dl->current_shard_idx,
-                                       dl->current_sample_idx};
+                                       dl->current_sample_idx,
+                                       dl->should_shuffle ? (uint64_t)dl->seed : 0};
     memcpy(bytes, f, sizeof f);
 }
 
 int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char err[DATA_ERR_NBYTES]) {
     static const char* const what[] = {"version", "shuffle", "number of shards", "number of tokens"};
     uint64_t f[STATE_NFIELDS], want[STATE_NFIELDS];
-    if (nbytes != sizeof f) {
+    if (nbytes != sizeof f && nbytes != S_SEED * sizeof *f) {
         return data_error(err, "the saved position in the data is damaged: %zu bytes, want %zu", nbytes,
                           sizeof f);
     }
-    memcpy(f, bytes, sizeof f);
+    memset(f, 0, sizeof f);
+    memcpy(f, bytes, nbytes);
+    if (f[S_VERSION] == 2 && nbytes < sizeof f) { // it had no seed, which was 42
+        f[S_VERSION] = STATE_VERSION;
+        f[S_SEED] = f[S_SHUFFLE] ? 42 : 0;
+    }
     dataloader_save(dl, want);
     for (int i = 0; i <= S_NTOK; i++) {
         if (f[i] != want[i]) {
             return data_error(err, "the saved position in the data is for another %s: %llu, not %llu",
                               what[i], (unsigned long long)f[i], (unsigned long long)want[i]);
         }
+    }
+    if (f[S_SEED] != want[S_SEED]) {
+        return data_error(err, "the saved position in the data is for another seed: %llu, not %llu",
+                          (unsigned long long)f[S_SEED], (unsigned long long)want[S_SEED]);
     }
     // all are bounded before they are multiplied, and epochs, which are walked through, so that this ends
     const uint64_t most = 1u << 31, most_epochs = 1u << 24;

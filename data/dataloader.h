@@ -23,7 +23,7 @@ typedef struct {
 typedef struct {
     int B, T;                        // one batch of this process: [B, T] tokens
     int process_rank, num_processes; // this process, and how many share the data
-    int should_shuffle;
+    int should_shuffle, seed;
     int V;            // every token read is below
     DataShard* shard; // [nshards], sorted by name
     size_t nshards;
@@ -37,8 +37,10 @@ typedef struct {
     int* shard_indices;        // [nshards], the order of shards
     int* intra_shard_indices;  // [shard_num_samples], the order of samples; NULL unless should_shuffle
     // the current batch
-    int* inputs;  // [B, T]
-    int* targets; // [B, T], inputs shifted by one token
+    int* inputs;            // [B, T]
+    int* targets;           // [B, T], inputs shifted by one token
+    const char* batch_path; // shard it is from, and the place of its first token there
+    size_t batch_first;
     void* buffer; // [B*T + 1] tokens as they lie in the file
     FILE* file;   // the current shard
 } DataLoader;
@@ -49,12 +51,13 @@ typedef struct {
  *          checked.
  * V        the vocabulary of the model; a token that is not below it is an error of the batch it is in.
  * Order    sorted by name; with should_shuffle, shards and the samples of each are shuffled in every epoch
- *          by a generator of seed 42 + process_rank. A shard's tail that fills no sample is dropped.
+ *          by a generator of seed `seed` + process_rank (llm.c: 42). A shard's tail that fills no sample is
+ *          dropped.
  * Errors   -1 with one line in err: what is wrong with which file, the numbers, what would work. dl is then
  *          empty.
  */
 int dataloader_init(DataLoader* dl, const char* pattern, int B, int T, int process_rank, int num_processes,
-                    int should_shuffle, int V, char err[DATA_ERR_NBYTES]);
+                    int should_shuffle, int seed, int V, char err[DATA_ERR_NBYTES]);
 void dataloader_free(DataLoader* dl);
 
 // Fills inputs and targets with the next batch; after the last shard the next epoch begins. 0, or -1 with
@@ -81,10 +84,10 @@ int dataloader_seek(DataLoader* dl, int rank, size_t epoch, size_t shard_idx, si
  * Layout   doc/formats.md.
  * Note     With another B*T*num_processes a sample is another piece of a shard: restore goes to as many
  *          tokens of the shard, rounded down to a sample, returns 0 and says so in err, which else is empty.
- * Errors   restore: -1 with err when the bytes are not a position, or are that of other data or another
- *          should_shuffle; dl stands where it stood.
+ * Errors   restore: -1 with err when the bytes are not a position, or are that of other data, another
+ *          should_shuffle or seed; dl stands where it stood.
  */
-enum { DATA_STATE_NBYTES = 80 };
+enum { DATA_STATE_NBYTES = 88 };
 void dataloader_save(const DataLoader* dl, void* bytes);
 int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char err[DATA_ERR_NBYTES]);
 

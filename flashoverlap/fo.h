@@ -132,6 +132,18 @@ void fo_device_deterministic(FoDevice* d, int on);
  * others. cpu: no effect.
  */
 void fo_device_fuse_gelu(FoDevice* d, int level);
+/* fo_device_tf32 -- on 1: matmuls of fp32 may round what they multiply to TF32, which has 11 bits, and then
+ * run on tensor cores; sums stay fp32. cuda: FP32 builds alone. cpu: no effect. Call it before the first
+ * operation.
+ */
+void fo_device_tf32(FoDevice* d, int on);
+
+// One line about the machine as it is now. cuda: the GPU's clocks, power, temperature and what slows it
+// down, by NVML, or why they are not known; cpu: load, and memory of the process.
+void fo_device_state(const FoDevice* d, char* text, size_t nbytes);
+// a profiler that was told to wait for the program (nsys -c cudaProfilerApi) looks from on 1 to on 0; cpu: no
+// effect
+void fo_device_profiler(FoDevice* d, int on);
 
 // does the device emulate speeds: fo_device_pace and fo_group_link? cpu: 1, cuda: 0
 int fo_device_emulates(void);

@@ -244,7 +244,7 @@ static void print_plan(const char* what, const FoGroup* g, size_t nbytes) {
            1e6 * fo_model_allreduce_s(other, P, nbytes, gbytes_s(g), latency_us(g)));
 }
 
-static void round_begin(Round* r, const Prompts* p, int first) {
+static void round_begin(Round* r, const Prompts* p, int first, int seed) {
     const Mesh* m = &r->x->g->mesh;
     r->first = first, r->nown = 0;
     for (int b = 0; b < r->x->B; b++) {
@@ -252,7 +252,8 @@ static void round_begin(Round* r, const Prompts* p, int first) {
         r->len[b] = i < p->n ? prompts_tokens(p, i) : 0;
         if (i >= p->n) { continue; }
         memcpy(r->ids + (size_t)b * (size_t)r->most, p->ids + p->first[i], (size_t)r->len[b] * sizeof(int));
-        r->rng[b] = 1337 + (uint64_t)i * 0x9e3779b97f4a7c15u; // whatever the mesh and the others are
+        r->rng[b] =
+            (uint64_t)seed + (uint64_t)i * 0x9e3779b97f4a7c15u; // whatever the mesh and the others are
         r->nown++;
     }
 }
@@ -322,7 +323,7 @@ static int run_round(Trainer* tr, Round* r, int first, Speed* speed, int (*stopp
     const Prompts* p = &tr->prompts;
     const int end = first + r->x->B * tr->gpt.mesh.dp, single = p->n == 1 && tr->rank == 0;
     int shortest = r->most, step = 0, stop = 0;
-    round_begin(r, p, first);
+    round_begin(r, p, first, tr->opt->sample_seed);
     for (int i = first; i < end && i < p->n; i++) {
         shortest = prompts_tokens(p, i) < shortest ? prompts_tokens(p, i) : shortest;
         speed->prefilled += (size_t)prompts_tokens(p, i);

@@ -249,10 +249,12 @@ static void open_plans(GPT* g, const TrainOptions* opt) {
 
 void gpt_take_times(GPT* g, double* exposed_ms, double* comm_ms) {
     *exposed_ms = *comm_ms = 0.0;
+    memset(g->last_exposed_ms, 0, sizeof g->last_exposed_ms);
     for (int k = 0; k < NSITES + g->config.L + 1; k++) {
         const int i = k < NSITES ? k : NSITES;
         FoOverlap* o = k < NSITES ? g->o[k] : g->d3[k - NSITES];
         *exposed_ms += o->exposed_ms, *comm_ms += o->comm_ms;
+        g->last_exposed_ms[i] += o->exposed_ms;
         g->exposed_ms[i] += o->exposed_ms, g->comm_ms[i] += o->comm_ms;
         g->sent[i].nbytes += o->nbytes_sent, g->sent[i].nmessages += o->nmessages;
         fo_overlap_reset(o);

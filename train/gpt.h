@@ -140,7 +140,8 @@ typedef struct {
     // by operation, D3 last, since the start: up to the last gpt_take_times
     Sent sent[NSITES + 1];
     double exposed_ms[NSITES + 1], comm_ms[NSITES + 1];
-    FoOverlap** d3; // [L+1]: wte, and the matrices of each layer, on their way back
+    double last_exposed_ms[NSITES + 1]; // what the last gpt_take_times took
+    FoOverlap** d3;                     // [L+1]: wte, and the matrices of each layer, on their way back
     FoStaging staging, grad_staging, vector_staging;
     FoReducer reducer;
     FoGradSlot wte_slot;

@@ -1,9 +1,12 @@
-// logger.c -- main.log and messages. See logger.h; the lines are described in doc/formats.md.
+// logger.c -- main.log, JSON lines and messages. See logger.h.
 #include "train/logger.h"
+#include "flashoverlap/fo.h"
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 int train_error(char err[TRAIN_ERR], const char* fmt, ...) {
     va_list args;
@@ -14,36 +17,108 @@ int train_error(char err[TRAIN_ERR], const char* fmt, ...) {
 }
 
 // a full disk shows only when the line leaves the buffer: fclose counts
-static int put(const Logger* l, const char* mode, const char* line, char err[TRAIN_ERR]) {
-    if (l->path[0] == 0) { return 0; }
-    FILE* f = fopen(l->path, mode);
-    if (!f) { return train_error(err, "%s: cannot be opened: %s", l->path, strerror(errno)); }
+static int put(const char* path, const char* mode, const char* line, char err[TRAIN_ERR]) {
+    if (path[0] == 0) { return 0; }
+    FILE* f = fopen(path, mode);
+    if (!f) { return train_error(err, "%s: cannot be opened: %s", path, strerror(errno)); }
     int bad = fputs(line, f) < 0;
     bad |= fclose(f) != 0;
-    if (bad) { return train_error(err, "%s: cannot be written: %s", l->path, strerror(errno)); }
+    if (bad) { return train_error(err, "%s: cannot be written: %s", path, strerror(errno)); }
     return 0;
 }
 
-int logger_init(Logger* l, const char* dir, int rank, int resume, char err[TRAIN_ERR]) {
-    l->path[0] = 0;
-    if (!dir || dir[0] == 0 || rank != 0) { return 0; }
-    if (snprintf(l->path, sizeof l->path, "%s/main.log", dir) >= (int)sizeof l->path) {
+int logger_init(Logger* l, const char* dir, const char* json, int rank, int resume, char err[TRAIN_ERR]) {
+    memset(l, 0, sizeof *l);
+    if (rank != 0) { return 0; }
+    if (dir && dir[0] && snprintf(l->path, sizeof l->path, "%s/main.log", dir) >= (int)sizeof l->path) {
         l->path[0] = 0;
         return train_error(err, "output folder's name has %zu characters; at most %zu are possible",
                            strlen(dir), sizeof l->path - sizeof "/main.log");
     }
-    return put(l, resume ? "a" : "w", "", err);
+    if (json && snprintf(l->json, sizeof l->json, "%s", json) >= (int)sizeof l->json) {
+        return train_error(err, "--log-json: a name of %zu characters; at most %zu are possible",
+                           strlen(json), sizeof l->json - 1);
+    }
+    return put(l->path, resume ? "a" : "w", "", err) || put(l->json, resume ? "a" : "w", "", err) ? -1 : 0;
 }
 
-int logger_train(const Logger* l, int step, float loss, float lr, float norm, char err[TRAIN_ERR]) {
+// ---- JSON -------------------------------------------------------------------------------------------------
+enum { LINE_NBYTES = 4096 };
+
+typedef struct {
+    char text
+        [LINE_NBYTES]; // what does not fit is an error of the caller's: 24 fields and as many operations do
+    size_t n;
+} Line;
+
+static void add(Line* x, const char* fmt, ...) __attribute__((format(printf, 2, 3)));
+static void add(Line* x, const char* fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    x->n += (size_t)vsnprintf(x->text + x->n, LINE_NBYTES - x->n, fmt, args);
+    va_end(args);
+    fo_require(x->n < LINE_NBYTES, "a line of over %d characters", LINE_NBYTES);
+}
+
+// "name":value; JSON has no word for what is not finite
+static void add_number(Line* x, const char* before, const char* name, double value) {
+    if (isfinite(value)) {
+        add(x, "%s\"%s\":%.9g", before, name, value);
+    } else {
+        add(x, "%s\"%s\":null", before, name);
+    }
+}
+
+static void begin_line(Line* x, int step) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    x->n = 0;
+    add(x, "{\"step\":%d,\"time\":%lld.%03ld", step, (long long)now.tv_sec, now.tv_nsec / 1000000);
+}
+
+static int put_step(const Logger* l, const LogStep* s, char err[TRAIN_ERR]) {
+    const struct {
+        const char* name;
+        double value;
+    } fields[] = {{"loss", (double)s->loss}, {"loss_z", s->loss_z},
+                  {"norm", (double)s->norm}, {"norm_z", s->norm_z},
+                  {"lr", (double)s->lr},     {"ms", s->ms},
+                  {"mfu", s->mfu},           {"tok_s", s->tok_s},
+                  {"comm_ms", s->comm_ms},   {"exposed_ms", s->exposed_ms}};
+    Line x;
+    begin_line(&x, s->step);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        add_number(&x, ",", fields[i].name, fields[i].value);
+    }
+    add(&x, ",\"tokens\":%.0f,\"exposed_by_op\":{", s->tokens);
+    for (int i = 0; i < s->nops; i++) {
+        add_number(&x, i ? "," : "", s->op[i], s->op_ms[i]);
+    }
+    add(&x, "}}\n");
+    return put(l->json, "a", x.text, err);
+}
+
+// a line of one value beside the step
+static int put_value(const Logger* l, int step, const char* name, double value, char err[TRAIN_ERR]) {
+    Line x;
+    begin_line(&x, step);
+    add_number(&x, ",", name, value);
+    add(&x, "}\n");
+    return put(l->json, "a", x.text, err);
+}
+
+// ---- both -------------------------------------------------------------------------------------------------
+int logger_train(const Logger* l, const LogStep* s, char err[TRAIN_ERR]) {
     char line[256];
-    (void)snprintf(line, sizeof line, "s:%d trl:%.4f lr:%.6f norm:%.2f\n", step, (double)loss, (double)lr,
-                   (double)norm);
-    return put(l, "a", line, err);
+    (void)snprintf(line, sizeof line, "s:%d trl:%.4f lr:%.6f norm:%.2f\n", s->step, (double)s->loss,
+                   (double)s->lr, (double)s->norm);
+    if (put(l->path, "a", line, err)) { return -1; }
+    return l->json[0] ? put_step(l, s, err) : 0;
 }
 
 int logger_val(const Logger* l, int step, float loss, char err[TRAIN_ERR]) {
     char line[128];
     (void)snprintf(line, sizeof line, "s:%d tel:%.4f\n", step, (double)loss);
-    return put(l, "a", line, err);
+    if (put(l->path, "a", line, err)) { return -1; }
+    return l->json[0] ? put_value(l, step, "val_loss", (double)loss, err) : 0;
 }

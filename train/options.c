@@ -66,13 +66,15 @@ static const Option options[] = {
     {"-t",  "--seq-len",    INT, AT(seq_len), "1024", 1, 1 << 20,
      "T", "tokens of a sequence", NULL},
     {"-d",  "--total-batch", INT, AT(total_batch), "0", 0, INT_MAX,
-     "TOKENS", "tokens of an optimizer step, a multiple of B*T; 0: B*T", NULL},
+     "TOKENS", "tokens of an optimizer step, a multiple of B*T*dp; 0: B*T*dp", NULL},
     {"-x",  "--max-steps",  INT_OR_ALL, AT(max_steps), "-1", 0, INT_MAX,
      "STEPS", "steps to train; -1: all train data once", NULL},
     {"-a",  "--overfit",    INT, AT(overfit), "0", 0, 1,
      "0|1", "train on one batch of the validation data again and again", NULL},
     {NULL,  "--seed",       INT, AT(seed), "42", 0, INT_MAX,
      "N", "of the initial weights", NULL},
+    {NULL,  "--data-seed",  INT, AT(data_seed), "42", 0, INT_MAX,
+     "N", "of the order of training data", NULL},
     // the optimizer
     {"-k",  "--schedule",   CHOICE, AT(schedule), "cosine", 0, 0,
      SCHEDULE_NAMES, "how the learning rate goes down", "Optimizer"},
@@ -84,12 +86,22 @@ static const Option options[] = {
      "X", "of the learning rate, left at the end; 1: it stays", NULL},
     {"-c",  "--weight-decay", FLOAT, AT(weight_decay), "0", 0, 1e3,
      "X", "of weight matrices and embeddings", NULL},
+    {NULL,  "--beta1",      FLOAT, AT(beta1), "0.9", 0, 0.99999,
+     "X", "AdamW: what a step keeps of the mean of gradients", NULL},
+    {NULL,  "--beta2",      FLOAT, AT(beta2), "0.95", 0, 0.99999,
+     "X", "AdamW: what a step keeps of the mean of their squares", NULL},
+    {NULL,  "--eps",        FLOAT, AT(eps), "1e-8", 1e-20, 1,
+     "X", "AdamW: added to what is divided by", NULL},
+    {NULL,  "--clip",       FLOAT, AT(clip), "1", 0, 1e9,
+     "NORM", "largest norm of the gradient, which is scaled down to it; 0: any", NULL},
     {"-sl", "--skip-loss-z", FLOAT, AT(skip_loss_z), "0", 0, 1e9,
      "Z", "skip an update whose loss is so many deviations high; 0: never", NULL},
     {"-sg", "--skip-grad-z", FLOAT, AT(skip_grad_z), "0", 0, 1e9,
      "Z", "the same of the gradient's norm", NULL},
     {NULL,  "--ignore-nan", INT, AT(ignore_nan), "0", 0, 1,
-     "0|1", "go on after a loss that is not a number", NULL},
+     "0|1", "go on after a loss or gradient that is not a finite number", NULL},
+    {"-w",  "--master-weights", INT, AT(master_weights), "1", 0, 1,
+     "0|1", "keep fp32 weights beside bf16 ones; 0: in FP32 builds alone", NULL},
     // looking at it
     {"-v",  "--val-every",  INT, AT(val_every), "20", 0, INT_MAX,
      "STEPS", "validate, and at the end; 0: never", "Evaluation"},
@@ -107,6 +119,22 @@ static const Option options[] = {
      "X", "below 1: likelier tokens; 0: the likeliest", NULL},
     {NULL,  "--top-k",      INT, AT(top_k), "0", 0, INT_MAX,
      "K", "only the K likeliest tokens; 0: all", NULL},
+    {NULL,  "--sample-seed", INT, AT(sample_seed), "1337", 1, INT_MAX,
+     "N", "of the text's random numbers", NULL},
+    // logs
+    {NULL,  "--log-json",   NAME, AT(log_json), "", 0, 0,
+     "FILE", "one JSON object a step and a validation; --resume 1 appends", "Logs and profiles"},
+    {"-lg", "--device-log-every", INT_OR_ALL, AT(device_log_every), "0", 0, INT_MAX,
+     "STEPS", "print clocks, power, heat of rank 0's GPU; cpu: load, memory; 0, -1: never", NULL},
+    {NULL,  "--comm-report", FLAG, AT(comm_report), "", 0, 0,
+     "", "print after the second step what each rank has sent, by operation", NULL},
+    {NULL,  "--trace",      NAME, AT(trace), "", 0, 0,
+     "FILE", "timeline of computation and communication, for ui.perfetto.dev", NULL},
+    {NULL,  "--trace-steps", STEPS, AT(trace_steps), "second", 0, 0,
+     "A-B|second", "first and last step of it", NULL},
+    {NULL,  "--profile",    STEPS, AT(profile), "none", 0, 0,
+     "A-B|none", "print rank 0's time by operation in these steps; cuda: for nsys -c cudaProfilerApi, too",
+     NULL},
     // ranks and overlap
     {NULL,  "--dp",         INT, AT(dp), "0", 0, FO_PLAN_MAX_RANKS,
      "N", "groups of ranks, each with batches of its own; 0: as many as processes were started for",
@@ -141,12 +169,8 @@ static const Option options[] = {
      "LEVEL", "cuda: GELU within matmuls, 1: forward, 2: and backward; measure it", NULL},
     {NULL,  "--deterministic", INT, AT(deterministic), "0", 0, 1,
      "0|1", "cuda: the same bits in every run, whatever it costs; the cpu's always are", NULL},
-    {NULL,  "--comm-report", FLAG, AT(comm_report), "", 0, 0,
-     "", "print after the second step what each rank has sent, by operation", NULL},
-    {NULL,  "--trace",      NAME, AT(trace), "", 0, 0,
-     "FILE", "timeline of computation and communication, for ui.perfetto.dev", NULL},
-    {NULL,  "--trace-steps", STEPS, AT(trace_steps), "second", 0, 0,
-     "A-B|second", "first and last step of it", NULL},
+    {"-f",  "--tf32",       INT, AT(tf32), "1", 0, 1,
+     "0|1", "cuda, FP32 builds: matmuls may round to TF32, which is faster; cpu: no effect", NULL},
     // instead of training
     {NULL,  "--generate",   FLAG, AT(generate), "", 0, 0,
      "", "go on from the prompts with the model, and stop", "Instead of training"},
@@ -163,7 +187,7 @@ static const Option options[] = {
 #define NOPTIONS (sizeof options / sizeof options[0])
 
 // flags of llm.c that this program does not have
-static const char* const llmc_only[] = {"-w", "-f", "-h", "-lg", "-pn", "-pr", "-pg", "-pi", "-ps", "-pf"};
+static const char* const llmc_only[] = {"-h", "-pn", "-pr", "-pg", "-pi", "-ps", "-pf"};
 
 // ---- values -----------------------------------------------------------------------------------------------
 // is the whole of text one number, in plain decimal? No nan, inf, hexadecimal, blanks
@@ -239,12 +263,13 @@ static int link_of(const char* text, LinkOption* l) {
 }
 
 // second, or A-B
-static int steps_of(const char* text, StepsOption* s) {
+// word: the one that is not A-B
+static int steps_of(const char* text, const char* word, StepsOption* s) {
     char first[16];
     long a = 0, b = 0;
     const size_t k = strcspn(text, "-");
     s->first = s->last = 0;
-    if (strcmp(text, "second") == 0) { return 1; }
+    if (strcmp(text, word) == 0) { return 1; }
     if (text[k] != '-' || k >= sizeof first) { return 0; }
     memcpy(first, text, k);
     first[k] = 0;
@@ -298,9 +323,9 @@ static int value_set(TrainOptions* opts, const Option* o, const char* name, cons
         return train_error(err, "%s '%s': want GB/s above 0 and microseconds, as in 50,5, or none", name,
                            value);
     case STEPS:
-        if (steps_of(value, (StepsOption*)field)) { return 0; }
-        return train_error(err, "%s '%s': want the first and the last step, from 1 on, as in 3-5, or second",
-                           name, value);
+        if (steps_of(value, o->fallback, (StepsOption*)field)) { return 0; }
+        return train_error(err, "%s '%s': want the first and the last step, from 1 on, as in 3-5, or %s",
+                           name, value, o->fallback);
     }
     if (!understood) {
         return train_error(err, "%s '%s': is not a %s; want %s", name, value,
@@ -414,6 +439,20 @@ static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
     if (o->trace_steps.first && !o->trace[0]) {
         return train_error(err, "--trace-steps %d-%d needs a file: --trace FILE", o->trace_steps.first,
                            o->trace_steps.last);
+    }
+    if (o->profile.first && (o->generate || o->trace[0])) {
+        return train_error(err,
+                           "--profile is of training, and not of steps that --trace is about: want it "
+                           "without %s",
+                           o->generate ? "--generate" : "--trace");
+    }
+    if (o->log_json[0] && o->generate) {
+        return train_error(err, "--log-json is of training: not with --generate");
+    }
+    if (!o->master_weights && FO_FLOATX == FO_BF16) {
+        return train_error(
+            err, "-w '0': bf16 weights alone would lose the small updates to rounding; want 1 (-z 1 "
+                 "shares fp32 weights among the ranks of dp), or a PRECISION=FP32 build");
     }
     if (o->generate + o->dry_run + (o->plan[0] != 0) > 1) {
         return train_error(err, "--generate, --dry-run and --plan: want one of them");

@@ -23,7 +23,7 @@ typedef struct {
 } LinkOption;
 
 typedef struct {
-    int first, last; // as a step line prints them; 0: the second step of the run
+    int first, last; // as a step line prints them; 0: the option's default, a word
 } StepsOption;
 
 // Strings are argv's or literals; "" where an option is not given and has no default.
@@ -40,27 +40,33 @@ typedef struct {
     int total_batch;    // tokens of a step: a multiple of B*T; options_parse puts B*T where it is not given
     int max_steps;      // -1: one epoch
     int overfit;
-    int seed;
+    int seed, data_seed; // of the initial weights; of the order of data
     // the optimizer
     ScheduleKind schedule;
     float lr, final_lr_fraction, weight_decay;
     int warmup;
+    float beta1, beta2, eps;        // of AdamW
+    float clip;                     // the largest norm of a gradient; 0: any
     float skip_loss_z, skip_grad_z; // 0: never skip
     int ignore_nan;
+    int master_weights; // 0 is for FP32 builds alone
     // looking at it
     int val_every, val_batches; // 0: never; -1: all
     int sample_every, sample_length;
     const char *prompt, *prompt_file;
     float temperature;
-    int top_k;
+    int top_k, sample_seed;
+    const char* log_json; // file, or ""
+    int device_log_every; // below 1: never
     // ranks and overlap
     int dp, up, tp, sp; // dp: options_parse puts in what processes were started for, where it is not given
     int zero;
     int recompute, keep_gathered;
-    int graph, gelu_fusion, deterministic;
+    int graph, gelu_fusion, deterministic, tf32;
     int comm_report;
     const char* trace; // file, or ""
     StepsOption trace_steps;
+    StepsOption profile; // first 0: none
     OverlapOption overlap;
     FoTopology topology;
     FoDtype wire;

@@ -132,6 +132,24 @@ void run_print_start(const Trainer* tr) {
     fflush(stdout);
 }
 
+// names of the overlapped operations that this mesh has, each once, and how long this rank has stood waiting
+// for them in the last step; returns their number
+static int exposed_by_op(const GPT* g, const char* name[NSITES + 1], double ms[NSITES + 1]) {
+    int n = 0;
+    for (int i = 0; i <= NSITES; i++) {
+        const int site = i < NSITES ? i : B7_DP_BACK; // D3 is the replicas', too
+        int k = 0;
+        if (gpt_site_ranks(g, site) == 1) { continue; }
+        name[n] = i < NSITES ? gpt_sites[i].name : "D3";
+        while (strcmp(name[k], name[n]) != 0) {
+            k++;
+        }
+        if (k == n) { ms[n++] = 0.0; }
+        ms[k] += g->last_exposed_ms[i];
+    }
+    return n;
+}
+
 int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double norm_z, float lr,
                    double seconds, Scalars sum, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
@@ -146,13 +164,37 @@ int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double no
         rate = tr->tokens_per_s / (1.0 - pow(0.95, tr->nmeasured));
     }
     if (tr->rank != 0) { return 0; }
+    const double mfu = flops * tokens / seconds / (tr->peak_tflops * 1e12);
+    const char* op[NSITES + 1];
+    double op_ms[NSITES + 1];
+    const int nops = exposed_by_op(&tr->gpt, op, op_ms);
+    LogStep log = {tr->step,
+                   loss,
+                   norm,
+                   lr,
+                   loss_z,
+                   norm_z,
+                   1e3 * seconds,
+                   mfu,
+                   rate,
+                   sum.comm_ms / P,
+                   sum.exposed_ms / P,
+                   (tr->step + 1.0) * tokens,
+                   op,
+                   op_ms,
+                   nops};
+    progress_clear(&tr->progress);
     printf("step %4d/%d | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% %s MFU | %.0f "
            "tok/s | comm %.2f ms exposed %.2f ms\n",
            tr->step + 1, tr->nsteps, (double)loss, loss_z, (double)norm, norm_z, (double)lr, 1e3 * seconds,
-           100.0 * flops * tokens / seconds / (tr->peak_tflops * 1e12),
-           FO_FLOATX == FO_BF16 ? "bf16" : "fp32", rate, sum.comm_ms / P, sum.exposed_ms / P);
+           100.0 * mfu, FO_FLOATX == FO_BF16 ? "bf16" : "fp32", rate, log.comm_ms, log.exposed_ms);
+    if (opt->device_log_every > 0 && (tr->step + 1) % opt->device_log_every == 0) {
+        char state[256];
+        fo_device_state(tr->gpt.device, state, sizeof state);
+        printf("                    %s\n", state);
+    }
     fflush(stdout);
-    return logger_train(&tr->logger, tr->step, loss, lr, norm, err);
+    return logger_train(&tr->logger, &log, err);
 }
 
 // ---- communication ----------------------------------------------------------------------------------------
@@ -256,6 +298,18 @@ static int check_trace(Trainer* tr, char err[TRAIN_ERR]) {
     return 0;
 }
 
+static int check_profile(const Trainer* tr, char err[TRAIN_ERR]) {
+    const StepsOption steps = tr->opt->profile;
+    if (steps.last > tr->nsteps) {
+        return train_error(err, "--profile %d-%d: the run has %d step%s", steps.first, steps.last, tr->nsteps,
+                           tr->nsteps == 1 ? "" : "s");
+    }
+    if (tr->rank == 0 && steps.first && steps.last <= tr->first_step) {
+        printf("note: --profile %d-%d are done already: no profile\n", steps.first, steps.last);
+    }
+    return 0;
+}
+
 void run_trace_start(Trainer* tr) {
     GPT* g = &tr->gpt;
     const int n = tr->step + 1;
@@ -291,6 +345,20 @@ int run_trace_end(Trainer* tr, int stop, char err[TRAIN_ERR]) {
         fflush(stdout);
     }
     return 0;
+}
+
+static int is_profiled(const Trainer* tr) {
+    const int n = tr->step + 1;
+    return n >= tr->opt->profile.first && n <= tr->opt->profile.last;
+}
+
+void run_profile_start(Trainer* tr) {
+    if (is_profiled(tr)) { profile_begin(&tr->profile, &tr->gpt); }
+}
+
+void run_profile_end(Trainer* tr, int stop) {
+    const int last = tr->step + 1 == tr->opt->profile.last || stop;
+    if (is_profiled(tr)) { profile_end(&tr->profile, &tr->gpt, last, tr->rank == 0); }
 }
 
 // ---- files ------------------------------------------------------------------------------------------------
@@ -352,7 +420,7 @@ static int load_state(Trainer* tr, char err[TRAIN_ERR]) {
         rc = train_error(err, "%s: was written by another version of this program", path);
     }
     if (rc == 0 && dataloader_restore(&tr->train, st.loader, st.loader_nbytes, why)) {
-        rc = train_error(err, "%s: %s; -i and -a must be as they were", path, why);
+        rc = train_error(err, "%s: %s; -i, -a and --data-seed must be as they were", path, why);
     } else if (rc == 0 && why[0] && tr->rank == 0) {
         printf("note: %s\n", why);
     }
@@ -464,12 +532,16 @@ static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
     const Mesh m = mesh_of(opt, tr->rank);
     int B = opt->batch, T = opt->seq_len, V = c.V;
     const char* train = opt->overfit ? opt->val_data : opt->train_data;
-    if (dataloader_init(&tr->train, train, B, T, m.d, m.dp, !opt->overfit, V, err)) { return -1; }
-    if (opt->val_every > 0 && dataloader_init(&tr->val, opt->val_data, B, T, m.d, m.dp, 0, V, err)) {
+    if (dataloader_init(&tr->train, train, B, T, m.d, m.dp, !opt->overfit, opt->data_seed, V, err)) {
+        return -1;
+    }
+    if (opt->val_every > 0 && dataloader_init(&tr->val, opt->val_data, B, T, m.d, m.dp, 0, 0, V, err)) {
         return -1;
     }
     tr->nsteps = opt->max_steps >= 0 ? opt->max_steps : (int)(tr->train.ntok / (size_t)opt->total_batch);
     tr->grad_accum = opt->total_batch / (B * T * m.dp);
+    tr->micros = (MicroStep*)calloc((size_t)tr->grad_accum, sizeof *tr->micros);
+    fo_require(tr->micros != NULL, "out of memory");
     Schedule schedule = {opt->schedule, opt->lr, opt->final_lr_fraction, opt->warmup, tr->nsteps};
     tr->schedule = schedule;
     if (tr->nsteps == 0 && opt->max_steps < 0) {
@@ -512,7 +584,7 @@ void run_open(Trainer* tr) {
     if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) ||
         (opt->generate ? size_for_prompts(tr, c, &sized, err)
                        : run_check_cuts(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err) ||
-                             check_trace(tr, err))) {
+                             check_trace(tr, err) || check_profile(tr, err))) {
         user_error(tr->rank == 0, err);
     }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
@@ -525,10 +597,11 @@ void run_open(Trainer* tr) {
     }
     fo_device_deterministic(device, opt->deterministic);
     fo_device_fuse_gelu(device, opt->gelu_fusion);
+    fo_device_tf32(device, opt->tf32);
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, &sized, tr->world, device);
-    if (load_weights(tr, path, err) ||
-        (!opt->generate && logger_init(&tr->logger, opt->out, tr->rank, tr->first_step > 0, err))) {
+    if (load_weights(tr, path, err) || (!opt->generate && logger_init(&tr->logger, opt->out, opt->log_json,
+                                                                      tr->rank, tr->first_step > 0, err))) {
         user_error(tr->rank == 0, err);
     }
     // all at once, as they will compute; then what a link does while nothing else runs
@@ -553,6 +626,7 @@ void run_close(Trainer* tr) {
     dataloader_free(&tr->val);
     tokenizer_free(&tr->tokenizer);
     prompts_free(&tr->prompts);
+    free(tr->micros);
 }
 
 // ---- dry run ----------------------------------------------------------------------------------------------

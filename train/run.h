@@ -10,6 +10,8 @@
 #include "train/gpt.h"
 #include "train/logger.h"
 #include "train/outlier.h"
+#include "train/profile.h"
+#include "train/progress.h"
 #include "train/prompts.h"
 #ifdef __cplusplus
 extern "C" {
@@ -21,6 +23,13 @@ typedef struct {
     OutlierDetector loss, norm;
 } TrainerState;
 
+// a micro-step of the step at hand: the sum of this rank's losses, and where its tokens stand
+typedef struct {
+    double loss;
+    const char* shard;
+    size_t first;
+} MicroStep;
+
 typedef struct {
     const TrainOptions* opt;
     FoGroup* world;
@@ -29,6 +38,7 @@ typedef struct {
     int teller; // the rank that tells the user's error
     GPT gpt;
     DataLoader train, val;
+    MicroStep* micros; // [grad_accum]
     Tokenizer tokenizer;
     Prompts prompts; // of samples
     int nsamples;    // so far
@@ -43,6 +53,8 @@ typedef struct {
     StepsOption traced;   // --trace: numbers of the steps, as they are printed
     FoTrace* trace;       // under way
     double trace_start_s; // of the step
+    Profile profile;
+    Progress progress;
 } Trainer;
 
 /* user_error -- ends all ranks with the user's error. Of those that call it one tells it, rank 0 if every
@@ -76,6 +88,11 @@ void run_comm_report(Trainer* tr);
  */
 void run_trace_start(Trainer* tr);
 int run_trace_end(Trainer* tr, int stop, char err[TRAIN_ERR]);
+
+// around each step, too: the table of --profile is printed after the last of its steps, or of the run.
+// Collective
+void run_profile_start(Trainer* tr);
+void run_profile_end(Trainer* tr, int stop);
 
 // model and state of tr->step, complete or not at all; collective
 int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]);

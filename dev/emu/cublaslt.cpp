@@ -117,6 +117,16 @@ void pack(float* panel, const void* x, cudaDataType_t t, size_t first, size_t n,
     }
 }
 
+// to TF32's 10 bits behind the point, as a tensor core sees a number
+void round_tf32(std::vector<float>& panel) {
+    for (float& f : panel) {
+        uint32_t u;
+        memcpy(&u, &f, sizeof u);
+        u = (u + 0x1000u) & ~0x1fffu;
+        memcpy(&f, &u, sizeof u);
+    }
+}
+
 void tile(float out[NR][MR], const float* a, const float* b, size_t K) {
     Lane sum[NR][MR / LANES] = {};
     for (size_t k = 0; k < K; k++) {
@@ -203,8 +213,11 @@ bool Gemm::poll() {
     for (size_t p = 0; p < npanels; p++) {
         pack(&b_panels[p * k * NR], B, b.type, p * NR, d.cols, k, NR, tb ? 1 : ldb, tb ? ldb : 1);
     }
+    const bool tf32 = desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (tf32) { round_tf32(b_panels); }
     for (size_t m0 = 0; m0 < d.rows; m0 += MR) {
         pack(a_panel.data(), A, a.type, m0, d.rows, k, MR, ta ? lda : 1, ta ? 1 : lda);
+        if (tf32) { round_tf32(a_panel); }
         for (size_t p = 0; p < npanels; p++) {
             float sums[NR][MR];
             tile(sums, a_panel.data(), &b_panels[p * k * NR], k);
@@ -264,8 +277,9 @@ cublasStatus_t check_problem(const Desc& x, const Layout& a, const Layout& b, co
                     static_cast<unsigned long long>(l->rows));
         }
     }
-    if (x.compute != CUBLAS_COMPUTE_32F || x.scale != CUDA_R_32F || a.type != b.type || c.type != d.type ||
-        (a.type == CUDA_R_32F && d.type != CUDA_R_32F)) {
+    const bool tf32 = x.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type == CUDA_R_32F;
+    if ((x.compute != CUBLAS_COMPUTE_32F && !tf32) || x.scale != CUDA_R_32F || a.type != b.type ||
+        c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F)) {
         UNSUPPORTED("A of type %d, B %d, C %d, D %d is not emulated", static_cast<int>(a.type),
                     static_cast<int>(b.type), static_cast<int>(c.type), static_cast<int>(d.type));
     }
@@ -275,7 +289,7 @@ cublasStatus_t check_problem(const Desc& x, const Layout& a, const Layout& b, co
 // of all that decides a plan; pointers are not part of it
 uint64_t problem_hash(const Desc& x, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
     uint64_t hash = 14695981039346656037u;
-    std::vector<int64_t> words = {x.transpose_a, x.transpose_b, x.epilogue, x.sm_target, x.aux_ld};
+    std::vector<int64_t> words = {x.transpose_a, x.transpose_b, x.epilogue, x.sm_target, x.aux_ld, x.compute};
     for (const Layout* l : {&a, &b, &c, &d}) {
         words.insert(words.end(),
                      {l->type, static_cast<int64_t>(l->rows), static_cast<int64_t>(l->cols), l->ld});

@@ -298,6 +298,23 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ord
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetPCIBusId(char* bus, int nbytes, int ordinal) {
+    enter("cudaDeviceGetPCIBusId");
+    snprintf(bus, static_cast<size_t>(nbytes), "0000:%02X:00.0", ordinal);
+    return find_device(ordinal);
+}
+
+// there is no profiler to tell
+cudaError_t cudaProfilerStart() {
+    enter("cudaProfilerStart");
+    return cudaSuccess;
+}
+
+cudaError_t cudaProfilerStop() {
+    enter("cudaProfilerStop");
+    return cudaSuccess;
+}
+
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     *least = 0;
     *greatest = -5;

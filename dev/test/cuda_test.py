@@ -268,9 +268,38 @@ def test_bare_processes():
         refused(says, "-x", 1, "--tp", 2, np=2, env={**HIDDEN, "LD_LIBRARY_PATH": f"{tmp}/{kind}"})
 
 
+NVML = """
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char* bus, void** gpu) { *gpu = (void*)bus; return bus[5] != '0'; }
+int nvmlDeviceGetClockInfo(void* gpu, int domain, unsigned* mhz) { *mhz = domain == 1 ? 1980 : 2619; return 0; }
+int nvmlDeviceGetPowerUsage(void* gpu, unsigned* milliwatts) { *milliwatts = 350123; return 0; }
+int nvmlDeviceGetEnforcedPowerLimit(void* gpu, unsigned* milliwatts) { *milliwatts = 700000; return 0; }
+int nvmlDeviceGetTemperature(void* gpu, int sensor, unsigned* celsius) { *celsius = sensor ? 99 : 45; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* gpu, unsigned long long* reasons) { *reasons = 0x24; return 0; }
+"""
+
+
+def test_nvml():
+    """-lg asks a library that may be missing, old, or there; --profile has rows with graphs, too."""
+    for kind, source, says in (("nvnone", None, "clocks and power are not known: "),
+                               ("nvpart", NVML[:300], "are not known: nvmlDeviceGetPowerUsage"),
+                               ("nvwhole", NVML, "GPU 0: SMs 1980 MHz, memory 2619 MHz, 350 of 700 W, 45 C, "
+                                                 "slowed down by power cap, heat\n")):
+        os.mkdir(f"{tmp}/{kind}")
+        if source:
+            source = source[:source.rindex("}") + 1]  # whole functions
+            subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", f"{tmp}/{kind}/libnvidia-ml.so.1",
+                            write(f"{kind}.c", source.encode())], cwd=tmp, check=True)
+        run = succeeds(mesh("tp2", "-lg", STEPS, "--profile", f"{STEPS}-{STEPS}", "--graph", 1,
+                            env={"LD_LIBRARY_PATH": f"{tmp}/{kind}"}), 90)
+        check(says in run.out and run.out.count("GPU 0: ") == 1, f"{kind}: '{says}': {run.out[-900:]}")
+        rows = re.search(r"profile of rank 0(.*\n)+?.*F1 matmul_forward(.*\n)+?exchanges of tp", run.out)
+        check(rows, f"--profile: {run.out[-900:]}")
+
+
 if DEVICE == "cpu":
     sys.exit("cuda_test.py: B is the folder of a build of DEVICE=emu or DEVICE=cuda")
 if DEVICE == "cuda":
     main([test_bare, test_bare_processes])
 main([test_threads, test_processes, test_resume, test_trace, test_no_gpu, test_few_gpus, test_connections,
-      test_no_peer, test_memory, test_options, test_nccl, test_ends], make_references)
+      test_no_peer, test_memory, test_options, test_nccl, test_nvml, test_ends], make_references)

@@ -41,13 +41,18 @@ static void write_shard(const char* name, int shard, int ntok, int width) {
 }
 
 // a loader that opens, or the reason why not among the failures
-static DataLoader opened(const char* pattern, int B, int T, int rank, int P, int shuffle, int V) {
+static DataLoader opened_seed(const char* pattern, int B, int T, int rank, int P, int shuffle, int V,
+                              int seed) {
     DataLoader dl;
     char err[DATA_ERR_NBYTES] = "";
-    int rc = dataloader_init(&dl, in_dir(pattern), B, T, rank, P, shuffle, V, err);
+    int rc = dataloader_init(&dl, in_dir(pattern), B, T, rank, P, shuffle, seed, V, err);
     if (rc != 0) { fprintf(stderr, "%s\n", err); }
     CHECK(rc == 0);
     return dl;
+}
+
+static DataLoader opened(const char* pattern, int B, int T, int rank, int P, int shuffle, int V) {
+    return opened_seed(pattern, B, T, rank, P, shuffle, V, 42);
 }
 
 // the next batch, poisoned before; 1 if it came
@@ -198,21 +203,26 @@ static void write_shuffled_shards(void) {
     }
 }
 
-static void test_shuffled(void) {
-    for (int r = 0; r < 2; r++) {
-        CHECK_AT("rank %d", r);
-        DataLoader dl = opened("mix_*.bin", B, T, r, 2, 1, 50257);
-        int wrong = 0;
-        for (int k = 0; k < 24; k++) {
-            wrong += !next(&dl);
-            int shard = shuffled[r][k] / 100, sample = shuffled[r][k] % 100;
-            int first = 1000 * (shard + 1) + sample * 2 * B * T + r * B * T;
-            for (int i = 0; i < B * T; i++) {
-                wrong += dl.inputs[i] != first + i || dl.targets[i] != first + i + 1;
-            }
+static void check_order(int rank, int seed, const int order[24]) {
+    DataLoader dl = opened_seed("mix_*.bin", B, T, rank, 2, 1, 50257, seed);
+    int wrong = 0;
+    for (int k = 0; k < 24; k++) {
+        wrong += !next(&dl);
+        int shard = order[k] / 100, sample = order[k] % 100;
+        int first = 1000 * (shard + 1) + sample * 2 * B * T + rank * B * T;
+        for (int i = 0; i < B * T; i++) {
+            wrong += dl.inputs[i] != first + i || dl.targets[i] != first + i + 1;
         }
-        CHECK(wrong == 0);
-        dataloader_free(&dl);
+    }
+    CHECK(wrong == 0);
+    dataloader_free(&dl);
+}
+
+static void test_shuffled(void) {
+    for (int k = 0; k < 4; k++) { // the order of a rank is that of its sum with the seed
+        const int r = k % 2, rank = k < 2 ? r : 1 - r, seed = 42 + r - rank;
+        CHECK_AT("rank %d, seed %d", rank, seed);
+        check_order(rank, seed, shuffled[r]);
     }
 }
 
@@ -336,12 +346,12 @@ static void test_resume_errors(void) {
     char err[DATA_ERR_NBYTES];
     next(&dl);
     dataloader_save(&dl, f);
-    check_refused(&dl, f, 7, "damaged: 7 bytes, want 80");
+    check_refused(&dl, f, 7, "damaged: 7 bytes, want 88");
     static const struct {
         int field;
         uint64_t value;
         const char* text;
-    } bad[] = {{0, 9, "another version: 9, not 2"},
+    } bad[] = {{0, 9, "another version: 9, not 3"},
                {1, 0, "another shuffle: 0, not 1"},
                {2, 9, "another number of shards: 9, not 3"},
                {3, 9, "another number of tokens: 9, not"},
@@ -352,13 +362,17 @@ static void test_resume_errors(void) {
                {7, 1ull << 40, "damaged"},
                {8, 3, "damaged: epoch 0, shard 3 of 3, sample 1 of 16 tokens"},
                {9, 100, "damaged"},
-               {9, 1ull << 60, "damaged"}};
+               {9, 1ull << 60, "damaged"},
+               {10, 43, "another seed: 43, not 42"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const uint64_t keep = f[bad[i].field];
         f[bad[i].field] = bad[i].value;
         check_refused(&dl, f, sizeof f, bad[i].text);
         f[bad[i].field] = keep;
     }
+    f[0] = 2; // of the time before seeds could be chosen
+    CHECK(dataloader_restore(&dl, f, 80, err) == 0 && err[0] == 0 && dl.current_sample_idx == 1);
+    f[0] = 3;
     CHECK_AT("a shard that went away");
     CHECK(rename(in_dir("mix_000000.bin"), in_dir("gone.bin")) == 0);
     for (f[8] = 0; f[8] < 3 && dataloader_restore(&dl, f, sizeof f, err) == 0;) {
@@ -413,7 +427,7 @@ static void check_said(int rc, const char* err, const char* text, const char* mo
 static void check_init_fails(const char* pattern, int b, int t, int P, const char* text, const char* more) {
     DataLoader dl;
     char err[DATA_ERR_NBYTES] = "";
-    int rc = dataloader_init(&dl, in_dir(pattern), b, t, 0, P, 1, 50257, err);
+    int rc = dataloader_init(&dl, in_dir(pattern), b, t, 0, P, 1, 42, 50257, err);
     check_said(rc, err, text, more);
     DataLoader empty;
     memset(&empty, 0, sizeof empty);
@@ -481,7 +495,7 @@ static void test_other_errors(void) {
     dl = opened("short.bin", 1, 49, 1, 2, 1, 50257);
     dataloader_free(&dl);
     check_init_fails("short.bin", 0, 10, 2, "B=0", "T=10");
-    int rc = dataloader_init(&dl, in_dir("short.bin"), 1, 1, 2, 2, 0, 50257, err);
+    int rc = dataloader_init(&dl, in_dir("short.bin"), 1, 1, 2, 2, 0, 42, 50257, err);
     check_said(rc, err, "process 2 of 2", "");
 
     // tokens 1000 ... 1099: the last one that a batch of 3 x 10 reads is 1090, as a target
@@ -503,7 +517,7 @@ static void test_other_errors(void) {
 
     char longest[512]; // the message says what is wrong, and the end of the name
     snprintf(longest, sizeof longest, "%s/%0200d.bin", dir, 7);
-    rc = dataloader_init(&dl, longest, 1, 1, 0, 1, 0, 50257, err);
+    rc = dataloader_init(&dl, longest, 1, 1, 0, 1, 0, 42, 50257, err);
     check_said(rc, err, "no file matches", "7.bin'");
 }
 

@@ -156,6 +156,13 @@ static void test_device(void) {
     CHECK(fo_device_hint(d) == NULL || strlen(fo_device_hint(d)) > 0);
     CHECK(fo_device_emulates() == FO_DEVICE_CPU && fo_device_graphs() == !FO_DEVICE_CPU);
     fo_device_pace(d, 0.0);
+    char state[256] = "";
+    fo_device_state(d, state, sizeof state);
+    CHECK(strlen(state) > 20 && strlen(state) < sizeof state - 1 && !strchr(state, '\n'));
+    fo_device_state(d, state, 8); // cut, not overrun
+    CHECK(strlen(state) == 7);
+    fo_device_profiler(d, 1); // there may be none that listens
+    fo_device_profiler(d, 0);
 #if FO_DEVICE_CPU
     FoDevice* crowded = fo_device_open(3, 1000);
     CHECK(strstr(fo_device_name(d), "a rank") != NULL);

@@ -131,11 +131,17 @@ static const struct {
     {"-x", "--max-steps", AT(max_steps), 'i', -1, NULL, "18865", 18865},
     {"-a", "--overfit", AT(overfit), 'i', 0, NULL, "1", 1},
     {NULL, "--seed", AT(seed), 'i', 42, NULL, "2147483647", 2147483647},
+    {NULL, "--data-seed", AT(data_seed), 'i', 42, NULL, "0", 0},
     {"-k", "--schedule", AT(schedule), 'i', SCHEDULE_COSINE, NULL, "wsd", SCHEDULE_WSD},
     {"-l", "--lr", AT(lr), 'f', 3e-4, NULL, "0.0006", 0.0006},
     {"-u", "--warmup", AT(warmup), 'i', 0, NULL, "700", 700},
     {"-q", "--final-lr-fraction", AT(final_lr_fraction), 'f', 1, NULL, ".1", 0.1},
     {"-c", "--weight-decay", AT(weight_decay), 'f', 0, NULL, "1e-1", 0.1},
+    {NULL, "--beta1", AT(beta1), 'f', 0.9, NULL, "0", 0},
+    {NULL, "--beta2", AT(beta2), 'f', 0.95, NULL, "0.999", 0.999},
+    {NULL, "--eps", AT(eps), 'f', 1e-8, NULL, "1e-6", 1e-6},
+    {NULL, "--clip", AT(clip), 'f', 1, NULL, "0", 0},
+    {"-w", "--master-weights", AT(master_weights), 'i', 1, NULL, "1", 1},
     {"-sl", "--skip-loss-z", AT(skip_loss_z), 'f', 0, NULL, "5", 5},
     {"-sg", "--skip-grad-z", AT(skip_grad_z), 'f', 0, NULL, "5.5", 5.5},
     {NULL, "--ignore-nan", AT(ignore_nan), 'i', 0, NULL, "1", 1},
@@ -147,6 +153,11 @@ static const struct {
     {NULL, "--prompt", AT(prompt), 's', 0, "", "Juliet", 0},
     {NULL, "--temperature", AT(temperature), 'f', 1, NULL, "0", 0},
     {NULL, "--top-k", AT(top_k), 'i', 0, NULL, "40", 40},
+    {NULL, "--sample-seed", AT(sample_seed), 'i', 1337, NULL, "1", 1},
+    {NULL, "--log-json", AT(log_json), 's', 0, "", "log.json", 0},
+    {"-lg", "--device-log-every", AT(device_log_every), 'i', 0, NULL, "-1", -1},
+    {NULL, "--profile", AT(profile.first), 'i', 0, NULL, "3-5", 3},
+    {NULL, "--profile", AT(profile.last), 'i', 0, NULL, "3-5", 5},
     {NULL, "--prompt-file", AT(prompt_file), 's', 0, "", "prompts.txt", 0},
     {NULL, "--dp", AT(dp), 'i', 1, NULL, "16", 16},
     {NULL, "--up", AT(up), 'i', 1, NULL, "16", 16},
@@ -156,6 +167,7 @@ static const struct {
     {NULL, "--keep-gathered", AT(keep_gathered), 'i', 0, NULL, "1", 1},
     {"-ge", "--gelu-fusion", AT(gelu_fusion), 'i', 0, NULL, "2", 2},
     {NULL, "--deterministic", AT(deterministic), 'i', 0, NULL, "1", 1},
+    {"-f", "--tf32", AT(tf32), 'i', 1, NULL, "0", 0},
 #if FO_DEVICE_CPU
     {NULL, "--graph", AT(graph), 'i', 0, NULL, "0", 0},
 #else
@@ -329,11 +341,22 @@ static const char* const bad_lines[][3] = {
     {"--trace t --trace-steps 3-4-5", "--trace-steps '3-4-5'", "3-5"},
     {"--trace t --trace-steps 1-2147483648", "--trace-steps '1-2147483648'", "3-5"},
     {"--trace t --trace-steps 9999999999999999-2", "--trace-steps '9999999999999999-2'", "3-5"},
+    {"--profile second", "--profile 'second'", "or none"},
+    {"--profile 2-3 --trace t", "--profile is of training", "without --trace"},
+    {"--profile 2-3 --generate", "--profile is of training", "without --generate"},
+    {"--log-json ''", "--log-json ''", "want FILE"},
+    {"--log-json l --generate", "--log-json is of training", "--generate"},
+    {"-lg -2", "-lg '-2'", "want -1, or 0 to"},
+    {"-w 2", "-w '2'", "want 0 to 1"},
+    {"-f 2", "-f '2'", "want 0 to 1"},
+    {"--beta1 1", "--beta1 '1'", "want 0 to 0.99999"},
+    {"--beta2 -0.1", "--beta2 '-0.1'", "want 0 to 0.99999"},
+    {"--eps 0", "--eps '0'", "want 1e-20 to 1"},
+    {"--clip -1", "--clip '-1'", "want 0 to 1000000000"},
+    {"--sample-seed 0", "--sample-seed '0'", "want 1 to 2^31-1"},
+    {"--data-seed -1", "--data-seed '-1'", "want 0 to 2^31-1"},
     {"--prompt a --prompt-file b", "--prompt and --prompt-file", "want one"},
-    {"-w 1", "-w is an option of llm.c", "--help"},
-    {"-f 1", "-f is an option of llm.c", "--help"},
     {"-h 1", "-h is an option of llm.c", "it is not help: want --help"},
-    {"-lg 1", "-lg is an option of llm.c", "--help"},
     {"-pn 1", "-pn is an option of llm.c", "--help"},
     {"-pr 1", "-pr is an option of llm.c", "--help"},
     {"-pg 1", "-pg is an option of llm.c", "--help"},
@@ -354,6 +377,9 @@ static void test_options_bad(void) {
     }
     TrainOptions o;
     char err[TRAIN_ERR];
+    CHECK_AT("-w 0"); // fp32 weights are their own masters
+    CHECK(parse_line(&o, "-w 0", err) == (FO_FLOATX == FO_BF16 ? -1 : 0));
+    if (FO_FLOATX == FO_BF16) { CHECK_HAS(err, "bf16 weights alone would lose the small updates"); }
     CHECK_AT("--wire bf16");
     CHECK(parse_line(&o, "--wire bf16", err) == (FO_FLOATX == FO_BF16 ? 0 : -1));
 }
@@ -386,7 +412,7 @@ static void test_options_help(void) {
             CHECK(field_is(&o, i, all_options[i].fallback, all_options[i].text));
         }
     }
-    CHECK(ndefaults == 46);
+    CHECK(ndefaults == 56);
     free(text);
 }
 

@@ -5,6 +5,7 @@
 #include "dev/test/whole.h"
 #include "train/logger.h"
 #include "train/outlier.h"
+#include "train/progress.h"
 #include "train/sampler.h"
 #include "train/schedule.h"
 #include "train/tensors.h"
@@ -331,30 +332,90 @@ static void test_sampler(void) {
     CHECK(sampler_draw(nans, 1, 1.0f, 0, 0.5f) == 0);
 }
 
+// two lines, the first of which tells the time, too
+static void check_json_lines(const char* text) {
+    double seconds = 0.0;
+    CHECK(sscanf(text, "{\"step\":0,\"time\":%lf,", &seconds) == 1 && seconds > 1.7e9);
+    CHECK_HAS(text, ",\"val_loss\":11.0098763}\n{\"step\":0,");
+    CHECK_HAS(text,
+              ",\"loss\":10.5,\"loss_z\":null,\"norm\":15.25,\"norm_z\":2,\"lr\":0.000600000028,\"ms\":20,"
+              "\"mfu\":0.5,\"tok_s\":1000000,\"comm_ms\":3,\"exposed_ms\":1.25,\"tokens\":1000000000000,"
+              "\"exposed_by_op\":{\"F1\":0.25,\"U4 dk dv\":1}}\n{\"step\":12,");
+    CHECK_HAS(text, ",\"loss\":null,\"loss_z\":null,\"norm\":1000000,");
+    CHECK_HAS(text, "\"exposed_by_op\":{}}\n");
+}
+
 static void test_logger(void) {
     Logger l;
     char err[TRAIN_ERR] = "";
     size_t nbytes;
     CHECK_AT("main.log");
     spill(in_folder("main.log"), "old\n", 4);
-    CHECK(logger_init(&l, folder, 0, 0, err) == 0); // a fresh start wipes it
+    spill(in_folder("log.json"), "old\n", 4);
+    static const char* const ops[] = {"F1", "U4 dk dv"};
+    const double op_ms[] = {0.25, 1.0};
+    LogStep step = {
+        .step = 0, .loss = 10.5f, .norm = 15.25f, .lr = 6e-4f, .loss_z = NAN, .norm_z = 2.0, .ms = 20.0};
+    step.mfu = 0.5, step.tok_s = 1e6, step.comm_ms = 3.0, step.exposed_ms = 1.25, step.tokens = 1e12;
+    step.op = ops, step.op_ms = op_ms, step.nops = 2;
+    CHECK(logger_init(&l, folder, in_folder("log.json"), 0, 0, err) == 0); // a fresh start wipes them
     CHECK(logger_val(&l, 0, 11.009876f, err) == 0);
-    CHECK(logger_train(&l, 0, 10.98768f, 6e-4f, 15.268f, err) == 0);
+    CHECK(logger_train(&l, &step, err) == 0);
     Logger other;
-    CHECK(logger_init(&other, folder, 1, 0, err) == 0); // another rank: neither wiped nor written
+    CHECK(logger_init(&other, folder, in_folder("log.json"), 1, 0, err) ==
+          0); // another rank: neither wiped nor written
     CHECK(logger_val(&other, 1, 1.0f, err) == 0);
-    CHECK(logger_init(&other, "", 0, 0, err) == 0 && logger_val(&other, 1, 1.0f, err) == 0);
-    CHECK(logger_init(&l, folder, 0, 1, err) == 0); // a resume appends
-    CHECK(logger_train(&l, 12, NAN, 0.0f, 1e6f, err) == 0);
+    CHECK(logger_init(&other, "", "", 0, 0, err) == 0 && logger_val(&other, 1, 1.0f, err) == 0);
+    CHECK(logger_init(&l, folder, in_folder("log.json"), 0, 1, err) == 0); // a resume appends
+    step.step = 12, step.loss = NAN, step.lr = 0.0f, step.norm = 1e6f, step.nops = 0;
+    CHECK(logger_train(&l, &step, err) == 0);
     char* text = slurp(in_folder("main.log"), &nbytes);
-    CHECK(strcmp(text, "s:0 tel:11.0099\ns:0 trl:10.9877 lr:0.000600 norm:15.27\ns:12 trl:nan lr:0.000000 "
+    CHECK(strcmp(text, "s:0 tel:11.0099\ns:0 trl:10.5000 lr:0.000600 norm:15.25\ns:12 trl:nan lr:0.000000 "
                        "norm:1000000.00\n") == 0);
     free(text);
-    CHECK(logger_init(&l, in_folder("nowhere"), 0, 0, err) == -1);
+    text = slurp(in_folder("log.json"), &nbytes);
+    check_json_lines(text);
+    free(text);
+    CHECK(logger_init(&l, in_folder("nowhere"), "", 0, 0, err) == -1);
     CHECK_HAS(err, "nowhere/main.log: cannot be opened: No such file");
     (void)snprintf(l.path, sizeof l.path, "/dev/full");
     CHECK(logger_val(&l, 0, 1.0f, err) == -1);
     CHECK_HAS(err, "/dev/full: cannot be written: No space left");
+    CHECK(logger_init(&l, "", in_folder("nowhere/log.json"), 0, 0, err) == -1);
+    CHECK_HAS(err, "nowhere/log.json: cannot be opened: No such file");
+    (void)snprintf(l.json, sizeof l.json, "/dev/full");
+    CHECK(logger_train(&l, &step, err) == -1);
+    CHECK_HAS(err, "/dev/full: cannot be written: No space left");
+}
+
+// ---- the progress bar -------------------------------------------------------------------------------------
+static void test_progress(void) {
+    char text[512];
+    const struct {
+        int width, done, nsteps;
+        double left_s;
+        const char* want;
+    } lines[] = {
+        {40, 0, 10, -1.0, "[....................] 0/10   0% ? left"},
+        {40, 5, 10, 4.4, "[#########..........] 5/10  50% 4s left"},
+        {40, 10, 10, 0.0, "[##################] 10/10 100% 0s left"},
+        {30, 5, 10, 60.0, "5/10  50% 1m00s left"},
+        {12, 5, 10, 60.0, "5/10  50% 1"},
+        {44, 1, 10, 3599.6, "[##..................] 1/10  10% 1h00m left"},
+        {44, 1, 10, 90061.0, "[##..................] 1/10  10% 1d01h left"},
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        CHECK_AT("%s", lines[i].want);
+        progress_line(text, sizeof text, lines[i].width, lines[i].done, lines[i].nsteps, lines[i].left_s);
+        CHECK((int)strlen(text) < lines[i].width);
+        if (strcmp(text, lines[i].want) != 0) { fprintf(stderr, "got '%s'\n", text); }
+        CHECK(strcmp(text, lines[i].want) == 0);
+    }
+    for (int width = 1; width < 600; width++) { // never as wide as the terminal, nor as the memory
+        CHECK_AT("width %d", width);
+        progress_line(text, sizeof text, width, 1999999999, 2000000000, 1e9);
+        CHECK((int)strlen(text) < width);
+    }
 }
 
 int main(void) {
@@ -364,6 +425,7 @@ int main(void) {
     test_outlier();
     test_sampler();
     test_logger();
+    test_progress();
     folder_close();
     return check_report();
 }

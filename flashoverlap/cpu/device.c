@@ -168,6 +168,31 @@ void fo_device_deterministic(FoDevice* d, int on) {
     (void)on;
 }
 
+void fo_device_tf32(FoDevice* d, int on) {
+    (void)d, (void)on;
+}
+
+void fo_device_profiler(FoDevice* d, int on) {
+    (void)d, (void)on;
+}
+
+void fo_device_state(const FoDevice* d, char* text, size_t nbytes) {
+    char line[256];
+    double load = 0.0;
+    unsigned long long now = 0, most = 0;
+    FILE* f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        (void)(sscanf(line, "VmHWM: %llu", &most) == 1 || sscanf(line, "VmRSS: %llu", &now) == 1);
+    }
+    if (f) { fclose(f); }
+    (void)getloadavg(&load, 1);
+    snprintf(
+        text, nbytes,
+        "cpu: load %.2f on %ld cores, memory of the process %llu MiB, at most %llu MiB so far, %zu MiB free",
+        load, sysconf(_SC_NPROCESSORS_ONLN), now >> 10, most >> 10,
+        fo_device_free_nbytes(d) * (size_t)d->nlocal >> 20);
+}
+
 int fo_device_emulates(void) {
     return 1;
 }

@@ -31,6 +31,7 @@ struct FoDevice {
     int own_attention; // cuDNN is not asked
     int fuse_gelu;     // into GEMMs
     int deterministic; // attention's gradients have the same bits each time
+    int tf32;          // GEMMs of fp32 may round their inputs
     size_t nbytes, peak_nbytes;
     char name[192], hint[192];
     double peak_tflops;            // 0: not yet known

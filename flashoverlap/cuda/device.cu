@@ -5,6 +5,7 @@
  * up
  * when the host next waits for the stream.
  */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,9 @@
 #define RANGE_PUSH(name) (void)(name)
 #define RANGE_POP()      (void)0
 #endif
+
+extern "C" cudaError_t CUDARTAPI cudaProfilerStart(void); // not every toolkit brings cuda_profiler_api.h
+extern "C" cudaError_t CUDARTAPI cudaProfilerStop(void);
 
 // fo_malloc's blocks, so that fo_free knows their sizes
 typedef struct Block {
@@ -171,6 +175,15 @@ void fo_device_deterministic(FoDevice* d, int on) {
     d->deterministic = on;
 }
 
+void fo_device_tf32(FoDevice* d, int on) {
+    d->tf32 = on;
+}
+
+void fo_device_profiler(FoDevice* d, int on) {
+    (void)d;
+    CUDA(on ? cudaProfilerStart() : cudaProfilerStop());
+}
+
 int fo_device_emulates(void) {
     return 0;
 }
@@ -178,6 +191,81 @@ int fo_device_emulates(void) {
 void fo_device_pace(FoDevice* d, double tflops) {
     fo_require(tflops == 0.0, "a GPU is not paced (%g TFLOP/s, device '%s'): build with DEVICE=cpu for that",
                tflops, d->name);
+}
+
+// ---- what NVML tells --------------------------------------------------------------------------------------
+/* The driver's library, which need not be there, and whose header many toolkits lack: opened when it is asked
+ * (and kept by the system from then on), its functions declared here. All return 0 on success.
+ */
+typedef struct {
+    int (*init)(void);
+    int (*by_bus)(const char* bus, void** gpu);
+    int (*clock)(void* gpu, int domain, unsigned* mhz); // 1: SMs, 2: memory
+    int (*power)(void* gpu, unsigned* milliwatts);
+    int (*limit)(void* gpu, unsigned* milliwatts);
+    int (*temperature)(void* gpu, int sensor, unsigned* celsius); // 0: the GPU's
+    int (*slowed)(void* gpu, unsigned long long* reasons);
+} Nvml;
+
+// NULL, or what is missing
+static const char* nvml_open(Nvml* n) {
+    void* lib = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!lib) { return "there is no libnvidia-ml.so.1"; }
+    const struct {
+        void* at;
+        const char* name;
+    } wanted[] = {{&n->init, "nvmlInit_v2"},
+                  {&n->by_bus, "nvmlDeviceGetHandleByPciBusId_v2"},
+                  {&n->clock, "nvmlDeviceGetClockInfo"},
+                  {&n->power, "nvmlDeviceGetPowerUsage"},
+                  {&n->limit, "nvmlDeviceGetEnforcedPowerLimit"},
+                  {&n->temperature, "nvmlDeviceGetTemperature"},
+                  {&n->slowed, "nvmlDeviceGetCurrentClocksThrottleReasons"}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        void* function = dlsym(lib, wanted[i].name);
+        if (!function) { return wanted[i].name; }
+        memcpy(wanted[i].at, &function, sizeof function);
+    }
+    return n->init() == 0 ? NULL : "nvmlInit_v2 fails";
+}
+
+static void name_reasons(unsigned long long reasons, char* text, size_t nbytes) {
+    static const struct {
+        unsigned long long bits;
+        const char* name;
+    } known[] = {{0x4, "power cap"},
+                 {0x20 | 0x40, "heat"},
+                 {0x8 | 0x80, "hardware"},
+                 {0x2 | 0x100, "set clocks"},
+                 {0x10, "sync boost"}};
+    snprintf(text, nbytes, "nothing");
+    for (size_t i = 0, at = 0; i < sizeof known / sizeof *known; i++) {
+        if (!(reasons & known[i].bits) || at >= nbytes) { continue; }
+        at += (size_t)snprintf(text + at, nbytes - at, "%s%s", at ? ", " : "", known[i].name);
+    }
+}
+
+void fo_device_state(const FoDevice* d, char* text, size_t nbytes) {
+    Nvml n;
+    char bus[32] = "", slowed[96];
+    void* gpu = NULL;
+    unsigned sm = 0, memory = 0, power = 0, limit = 0, celsius = 0;
+    unsigned long long reasons = 0;
+    const char* missing = nvml_open(&n);
+    if (!missing &&
+        (cudaDeviceGetPCIBusId(bus, sizeof bus, d->ordinal) != cudaSuccess || n.by_bus(bus, &gpu))) {
+        missing = "it does not know the GPU";
+    }
+    if (missing) {
+        snprintf(text, nbytes, "GPU %d: clocks and power are not known: %s", d->ordinal, missing);
+        return;
+    }
+    // what a board doesn't have stays 0
+    (void)(n.clock(gpu, 1, &sm) + n.clock(gpu, 2, &memory) + n.power(gpu, &power) + n.limit(gpu, &limit));
+    (void)(n.temperature(gpu, 0, &celsius) + n.slowed(gpu, &reasons));
+    name_reasons(reasons, slowed, sizeof slowed);
+    snprintf(text, nbytes, "GPU %d: SMs %u MHz, memory %u MHz, %u of %u W, %u C, slowed down by %s",
+             d->ordinal, sm, memory, power / 1000, limit / 1000, celsius, slowed);
 }
 
 // ---- memory -----------------------------------------------------------------------------------------------

@@ -134,6 +134,7 @@ struct FoMatmul {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     int plain; // FO_PLAIN_GEMM
+    int tf32;  // of an FP32 build
     Plan* buckets[NBUCKETS];
 };
 
@@ -142,6 +143,7 @@ static FoMatmul* matmul_of(FoDevice* d) {
     FoMatmul* m = (FoMatmul*)calloc(1, sizeof *m);
     fo_require(m != NULL, "out of memory");
     const char* plain = getenv("FO_PLAIN_GEMM");
+    m->tf32 = d->tf32 && FO_FLOATX == FO_FP32;
     m->plain = plain != NULL && strcmp(plain, "1") == 0;
     LT(cublasLtCreate(&m->handle));
     LT(cublasLtMatmulPreferenceCreate(&m->preference));
@@ -203,10 +205,11 @@ static void set_pointers(Plan* p, const Gemm& g) {
 
 // Bias and aux have D's type: the library knows no other. Their pointers are set at each call, and here too:
 // the heuristic looks at their alignment.
-static void plan_describe(Plan* p, const Gemm& g) {
+static void plan_describe(Plan* p, const Gemm& g, int tf32) {
     const Key& k = p->key;
     const cudaDataType_t type = data_type(FO_FLOATX);
-    LT(cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    LT(cublasLtMatmulDescCreate(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
+                                CUDA_R_32F));
     desc_set(p, CUBLASLT_MATMUL_DESC_TRANSA, k.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
     desc_set(p, CUBLASLT_MATMUL_DESC_TRANSB, k.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)k.epilogue);
@@ -224,7 +227,7 @@ static Plan* plan_create(FoMatmul* m, const Key& key, const Gemm& g) {
     Plan* p = (Plan*)calloc(1, sizeof *p);
     fo_require(p != NULL, "out of memory");
     p->key = key;
-    plan_describe(p, g);
+    plan_describe(p, g, m->tf32);
     preference_set(m, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)WORKSPACE_NBYTES);
     preference_set(m, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)key.align_a);
     preference_set(m, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)key.align_b);

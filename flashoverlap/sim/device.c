@@ -50,6 +50,16 @@ void fo_device_deterministic(FoDevice* d, int on) {
 void fo_device_fuse_gelu(FoDevice* d, int level) {
     (void)d, (void)level;
 }
+void fo_device_tf32(FoDevice* d, int on) {
+    (void)d, (void)on;
+}
+void fo_device_profiler(FoDevice* d, int on) {
+    (void)d, (void)on;
+}
+void fo_device_state(const FoDevice* d, char* text, size_t nbytes) {
+    (void)d;
+    if (nbytes > 0) { text[0] = 0; }
+}
 int fo_device_emulates(void) {
     return 0;
 }
