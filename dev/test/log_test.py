@@ -240,7 +240,7 @@ def test_not_finite():
         fcw = "weights are not finite in 1 of 28 tensors, first on the forward pass in fcw layer 1 (1 of 2048 numbers)"
         check((fcw if r % 2 == 0 else "weights are finite") in x, f"rank {r}: {x}")
         check("gradients are not finite in 28 of 28 tensors, first on the backward pass in lnfb (32 of 32" in x, x)
-    pattern = r"rank (\d): micro-step (\d) of 2: loss -?nan, from tokens (\d+) to (\d+) of .*a_train_000000.bin"
+    pattern = r"rank (\d): micro-step (\d) of 2: loss -?nan, from tokens (\d+) to (\d+) of .*a_train_000001.bin"
     micro = [re.match(pattern, x) for x in file if "micro-step" in x]
     check(all(micro) and [m.group(1, 2) for m in micro] == [(r, i) for r in "02" for i in "12"], f"micro-steps: {file}")
     check(len({m.group(3) for m in micro}) == 4 and all(int(m.group(4)) - int(m.group(3)) == 63 for m in micro), file)

@@ -179,7 +179,7 @@ def shard(name, tokens, wide=False):
 # ---- data --------------------------------------------------------------------------------------------------
 def prepare(name, text, *options):
     write(f"{name}.txt", text)
-    subprocess.run([sys.executable, "data/prepare_text.py", f"{tmp}/{name}.txt", "--out", tmp, "--name", name,
+    subprocess.run([sys.executable, "data/prepare.py", f"{tmp}/{name}.txt", "--out", tmp, "--name", name,
                     *options], check=True, stdout=subprocess.DEVNULL)
 
 

@@ -253,7 +253,7 @@ def damaged(raw, kind):
 
 
 def bad_files():
-    raw = read("a_train_000000.bin")
+    raw = read("a_train_000001.bin")
     refused("no file matches|none*", "-i", "none*", "-j", "a_val*")
     os.mkdir(f"{tmp}/folder.bin")
     refused("not a regular file|folder.bin", "-i", "folder.bin", "-j", "a_val*")
@@ -468,7 +468,7 @@ def test_odd():
     shard("size_2.bin", [4, 5] * 200)
     high = shard("high33.bin", [199999, 5] * 40, wide=True)
     os.mkdir(f"{tmp}/a b")
-    shutil.copy(f"{tmp}/a_train_000000.bin", f"{tmp}/a b/my train.bin")
+    shutil.copy(f"{tmp}/a_train_000001.bin", f"{tmp}/a b/my train.bin")
     os.chmod(f"{tmp}/a b/my train.bin", 0o444)
     tiny = "L=1,C=8,NH=8,V=256,maxT=64"
     cases = [

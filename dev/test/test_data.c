@@ -459,7 +459,7 @@ static void test_shard_errors(void) {
     write_file("lfs.bin", "version https://git-lfs.github.com/spec/v1\n", 43);
     check_init_fails("lfs.bin", 1, 1, 1, "Git LFS pointer", "git lfs pull");
     write_file("text.bin", "To be, or not to be", 19);
-    check_init_fails("text.bin", 1, 1, 1, "looks like text", "data/prepare_text.py");
+    check_init_fails("text.bin", 1, 1, 1, "looks like text", "data/prepare.py");
     write_header("magic.bin", 123456, 1, 50, 1124);
     check_init_fails("magic.bin", 1, 1, 1, "starts with 123456", "20240520");
     write_header("swap.bin", (int)__builtin_bswap32(20240520), 1, 50, 1124);
