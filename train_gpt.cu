@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "train/generate.h"
 #include "train/nonfinite.h"
 #include "train/run.h"
@@ -27,7 +28,6 @@ void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) {
     FoLayout layout = {B, T, m->up * m->tp, m->up > 1 || B % m->tp != 0};
     g->N = N, g->Nt = Nt, g->n = n, g->layout = layout;
     g->nslices = gpt_head_slices(Nt, m->tp, g->head_chunks);
-    size_t per_slice = n / (size_t)g->nslices;
     int *row_ids = g->host_ints, *head_targets = row_ids + Nt, *pos = head_targets + Nt;
     int *dst = pos + n, *start = dst + n, *order = start + n + 1, nuniq = 0, nth = 0;
     start[0] = 0;
@@ -37,12 +37,10 @@ void gpt_batch(GPT* g, const int* ids, const int* targets, int B, int T) {
             size_t row = fo_layout_row(layout, b, t), from = (size_t)b * (size_t)T + (size_t)t;
             if (row / Nt != (size_t)m->u) { continue; } // another up rank's
             row %= Nt;
-            size_t owner = row / n, i = row % n;
             row_ids[row] = ids[from];
-            // the head's order: slice, then owner, then row of the owner's slice
-            head_targets[(i / per_slice * (size_t)m->tp + owner) * per_slice + i % per_slice] =
-                targets ? targets[from] : 0;
-            if ((int)owner == m->t) {
+            head_targets[gpt_head_place(g, row)] = targets ? targets[from] : 0;
+            if (row / n == (size_t)m->t) {
+                size_t i = row % n;
                 // beyond: rows that only fill up, when generating
                 pos[i] = t < g->config.maxT ? t : g->config.maxT - 1;
                 order[nth++] = (int)i;
@@ -282,8 +280,8 @@ static void gpt_head(GPT* g, float dscale, int push) {
         Slice x = slice_of(g, i);
         if (i + 1 < S) { head_logits(g, i + 1); }
         fo_allgather_end(g->o[i % 2 ? H2_NEXT : H2]);
-        fo_softmax_loss(x.losses, x.logits, x.stats, x.targets, dscale, x.rows, g->Vl, g->valid, g->v0,
-                        g->mesh.tp, g->compute);
+        fo_softmax_loss(x.losses, x.logits, x.stats, x.targets, dscale, g->z_loss, x.rows, g->Vl, g->valid,
+                        g->v0, g->mesh.tp, g->compute);
         if (dscale == 0.0f) { continue; }
         fo_matmul_reducescatter_dgrad(&x.staging, x.logits, gpt_weight(g, WTE, 0), x.rows, C, g->Vl,
                                       g->o[H3]); // H3
@@ -653,15 +651,30 @@ static int failed_anywhere(Trainer* tr, Scalars sum) {
     return sum.failed > 0.0;
 }
 
+// rank 0 says how far an evaluation is: on a terminal (mpirun makes one of a file, too) on one line, which it
+// takes away at the end, elsewhere twice a minute. last: when it was said
+static void print_progress(const Trainer* tr, const char* what, size_t done, size_t n, double* last) {
+    const int terminal = isatty(STDOUT_FILENO) && fo_ranks_launched() == 1, ended = terminal && done >= n;
+    if (tr->rank != 0 || (!ended && fo_now() - *last < (terminal ? 0.2 : 30.0))) { return; }
+    *last = fo_now();
+    if (ended) {
+        printf("\r\033[K");
+    } else {
+        printf("%s: %zu/%zu%c", what, done, n, terminal ? '\r' : '\n');
+    }
+    fflush(stdout);
+}
+
 // mean loss of the first batches of the validation data, the same each time; printed and logged by rank 0
 static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
     const int dp = g->mesh.dp;
-    int all = (int)(tr->val.ntok / ((size_t)opt->batch * (size_t)opt->seq_len * (size_t)dp));
-    int nbatches = opt->val_batches < 0 || opt->val_batches > all ? all : opt->val_batches;
+    const size_t all = dataloader_samples(&tr->val), most = (size_t)opt->val_batches;
+    const size_t nbatches = opt->val_batches < 0 || most > all ? all : most;
     Scalars own = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-    for (int i = 0; i < nbatches; i++) {
+    double last = fo_now();
+    for (size_t i = 0; i < nbatches; i++) {
         if (stopping(g)) { return 0; } // after the next step
         read_batch(tr, &tr->val, i == 0, err);
         gpt_batch(g, tr->val.inputs, tr->val.targets, opt->batch, opt->seq_len);
@@ -669,6 +682,7 @@ static int validate(Trainer* tr, char err[TRAIN_ERR]) {
         gpt_head(g, 0.0f, 0);
         double loss = gpt_loss(g);
         own.loss += g->mesh.t == 0 ? loss : 0.0;
+        print_progress(tr, "validating", i + 1, nbatches, &last);
     }
     double exposed, comm; // of validation: not a step's
     gpt_take_times(g, &exposed, &comm);
@@ -677,8 +691,82 @@ static int validate(Trainer* tr, char err[TRAIN_ERR]) {
     if (failed_anywhere(tr, sum)) { return -1; }
     double loss = sum.loss / ((double)nbatches * (double)g->N * dp);
     if (tr->rank != 0) { return 0; }
-    printf("val loss %f\n", loss);
+    printf("val loss %f perplexity %.3f\n", loss, exp(loss));
+    fflush(stdout);
     return logger_val(&tr->logger, tr->step, (float)loss, err);
+}
+
+// the loss of token t of sequence b, after gpt_loss; 0 where another up rank has it
+static double loss_at(const GPT* g, int b, int t) {
+    const size_t row = fo_layout_row(g->layout, b, t);
+    return (int)(row / g->Nt) == g->mesh.u ? (double)g->host_losses[gpt_head_place(g, row % g->Nt)] : 0.0;
+}
+
+/* score_rows -- sums[i] = losses of the completion in the dp rank's row i, as far as this up rank has them.
+ * `each` examples are each dp rank's, in the order of the file; what is beyond its end counts nothing. Stops
+ * early if a rank has got a signal.
+ */
+static int score_rows(Trainer* tr, double* sums, int each) {
+    GPT* g = &tr->gpt;
+    const HellaSwag* h = &tr->hellaswag;
+    const int B = tr->opt->batch, T = gpt_short_T(g, h->longest), n = each * HELLASWAG_WAYS;
+    const size_t first = (size_t)g->mesh.d * (size_t)n, N = (size_t)B * (size_t)T;
+    int *ids = (int*)malloc(2 * N * sizeof(int)), *targets = ids + N, stop = 0;
+    double last = fo_now();
+    fo_require(ids != NULL, "out of memory");
+    for (int i = 0; i < n && !(stop = stopping(g)); i += B) { // as many batches on each dp rank
+        for (int b = 0; b < B; b++) {
+            const size_t at = (size_t)b * (size_t)T;
+            hellaswag_row(h, first + (size_t)(i + b), T, ids + at, targets + at);
+        }
+        gpt_batch(g, ids, targets, B, T);
+        gpt_forward(g);
+        gpt_head(g, 0.0f, 0);
+        gpt_loss(g);
+        for (int b = 0; b < B && i + b < n; b++) {
+            const HellaSpan span = hellaswag_span(h, first + (size_t)(i + b));
+            for (int t = span.begin; t < span.end; t++) {
+                sums[i + b] += loss_at(g, b, t);
+            }
+        }
+        const size_t done = (size_t)(i + B) / HELLASWAG_WAYS * (size_t)g->mesh.dp;
+        print_progress(tr, "evaluating HellaSwag", i + B < n ? done : (size_t)h->n, (size_t)h->n, &last);
+    }
+    free(ids);
+    return stop;
+}
+
+// HellaSwag's accuracy, as llm.c scores it; printed and logged by rank 0
+static int evaluate(Trainer* tr, char err[TRAIN_ERR]) {
+    GPT* g = &tr->gpt;
+    const HellaSwag* h = &tr->hellaswag;
+    const Mesh* m = &g->mesh;
+    const int P = fo_group_size(tr->world), each = (h->n + m->dp - 1) / m->dp;
+    const size_t n = (size_t)each * HELLASWAG_WAYS; // of a dp rank
+    double* all = (double*)calloc((size_t)P * n, sizeof(double));
+    int nright = 0;
+    fo_require(all != NULL, "out of memory");
+    if (score_rows(tr, all + (size_t)tr->rank * n, each)) {
+        free(all);
+        return 0;
+    }
+    gpt_gather_host(g, all, n * sizeof(double));
+    for (int i = 0; i < h->n; i++) {
+        double sums[HELLASWAG_WAYS] = {0.0};
+        for (int k = 0; k < m->up * HELLASWAG_WAYS; k++) { // tp ranks have the same
+            const int rank = (i / each * m->up + k / HELLASWAG_WAYS) * m->tp, way = k % HELLASWAG_WAYS;
+            sums[way] += all[(size_t)rank * n + (size_t)(i % each * HELLASWAG_WAYS + way)];
+        }
+        nright += hellaswag_choice(h, i, sums) == hellaswag_label(h, i);
+    }
+    free(all);
+    double exposed, comm; // not a step's
+    gpt_take_times(g, &exposed, &comm);
+    if (tr->rank != 0) { return 0; }
+    const float accuracy = (float)nright / (float)h->n;
+    printf("HellaSwag: %d/%d = %f\n", nright, h->n, (double)accuracy);
+    fflush(stdout);
+    return logger_eval(&tr->logger, tr->step, accuracy, err);
 }
 
 /* train_step -- one update from total_batch tokens. Returns the signal that some rank has got, 0, or -1 with
@@ -724,8 +812,8 @@ static int train_step(Trainer* tr, char err[TRAIN_ERR]) {
     return (int)sum.stop;
 }
 
-/* train_loop -- llm.c's order: at step s = 0 ... N, after s updates: validate, sample, checkpoint, then the
- * next update. Returns the signal that ended it, 0, or -1 with err.
+/* train_loop -- llm.c's order: at step s = 0 ... N, after s updates: validate, HellaSwag, sample, checkpoint,
+ * then the next update. Returns the signal that ended it, 0, or -1 with err.
  */
 static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
@@ -736,6 +824,8 @@ static int train_loop(Trainer* tr, char err[TRAIN_ERR]) {
         if (opt->val_every > 0 && !stop && (s % opt->val_every == 0 || last) && validate(tr, err)) {
             return -1;
         }
+        const int scores = last || (s > 0 && opt->val_every > 0 && s % opt->val_every == 0);
+        if (opt->hellaswag && !stop && scores && evaluate(tr, err)) { return -1; }
         if (opt->sample_every > 0 && !stop && ((s > 0 && s % opt->sample_every == 0) || last)) {
             generate(tr, stopping);
         }
@@ -782,6 +872,16 @@ static int train(Trainer* tr) {
     return stop;
 }
 
+// --eval: the model as it is. Returns the signal that ended it, or 0
+static int score(Trainer* tr) {
+    char err[TRAIN_ERR] = "";
+    if (tr->rank == 0) { run_print_evaluation(tr); }
+    if ((tr->opt->val_every > 0 && validate(tr, err)) || (tr->opt->hellaswag && evaluate(tr, err))) {
+        user_error(tr->rank == tr->teller, err);
+    }
+    return stopping(&tr->gpt);
+}
+
 static void rank_main(FoGroup* world, void* arg) {
     Run* run = (Run*)arg;
     Trainer* tr = (Trainer*)calloc(1, sizeof *tr);
@@ -789,7 +889,7 @@ static void rank_main(FoGroup* world, void* arg) {
     tr->opt = &run->opt, tr->world = world, tr->rank = fo_group_rank(world);
     run_open(tr);
     fo_group_patience(world, run->opt.timeout); // all have come from a barrier
-    int stop = run->opt.generate ? generate(tr, stopping) : train(tr);
+    int stop = run->opt.generate ? generate(tr, stopping) : run->opt.eval ? score(tr) : train(tr);
     if (tr->rank == 0) { run->status = stop ? 128 + stop : 0; }
     fo_group_barrier(world);
     run_close(tr);

@@ -244,6 +244,14 @@ static size_t samples_in(const DataLoader* dl, size_t shard) {
     return (dl->shard[shard].ntok - 1) / tokens_per_sample(dl);
 }
 
+size_t dataloader_samples(const DataLoader* dl) {
+    size_t n = 0;
+    for (size_t i = 0; i < dl->nshards; i++) {
+        n += samples_in(dl, i);
+    }
+    return n;
+}
+
 /* Walk -- the order in which a process reads: what it draws, and nothing of files.
  *
  * Its arrays and generator may be a loader's, or those of another process that is followed.

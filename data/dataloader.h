@@ -64,6 +64,9 @@ void dataloader_free(DataLoader* dl);
 // err.
 int dataloader_next_batch(DataLoader* dl, char err[DATA_ERR_NBYTES]);
 
+// samples, one a batch of all processes, of all shards together
+size_t dataloader_samples(const DataLoader* dl);
+
 // Back to where dataloader_init left it. 0, or -1 with err.
 int dataloader_reset(DataLoader* dl, char err[DATA_ERR_NBYTES]);
 

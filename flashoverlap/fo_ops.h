@@ -255,13 +255,14 @@ void fo_softmax_stats(FoSoftmaxStat* stats, // [n]
                       size_t n, int V, int valid, int v0, FoStream* s);
 
 /* fo_softmax_loss -- losses[i] = -log softmax(row i)[target], from all ranks' stats in rank order; unless
- * dscale is 0, logits become their gradient dscale * (softmax - onehot), padding columns 0.
+ * dscale is 0, logits become the gradient of dscale * (losses[i] + z * log(Z)^2), Z the sum of exp over the
+ * vocabulary: dscale * ((1 + 2 z log Z) * softmax - onehot), padding columns 0.
  */
 void fo_softmax_loss(float* losses,              // [n]
                      floatX* logits,             // [n, V], read; written unless dscale is 0
                      const FoSoftmaxStat* stats, // [P, n]
                      const int* targets,         // [n]
-                     float dscale, size_t n, int V, int valid, int v0, int P, FoStream* s);
+                     float dscale, float z, size_t n, int V, int valid, int v0, int P, FoStream* s);
 
 // ---- optimizer --------------------------------------------------------------------------------------------
 typedef struct {

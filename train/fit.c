@@ -24,7 +24,8 @@ static void suggest(char* text, size_t nbytes, const char* option, int value, si
 static void suggest_all(char* text, size_t nbytes, const TrainOptions* opt, GPTConfig c, size_t nfree) {
     TrainOptions o = *opt;
     size_t n;
-    for (o.recompute = opt->recompute + 1; !opt->generate && o.recompute <= 3; o.recompute++) {
+    const int trains = !opt->generate && !opt->eval;
+    for (o.recompute = opt->recompute + 1; trains && o.recompute <= 3; o.recompute++) {
         if ((n = need(&o, c, 0)) <= nfree) {
             suggest(text, nbytes, "-r", o.recompute, n);
             break;
@@ -46,7 +47,7 @@ static void suggest_all(char* text, size_t nbytes, const TrainOptions* opt, GPTC
         }
     }
     o = *opt;
-    for (o.zero = opt->zero + 1; opt->dp * opt->up > 1 && !opt->generate && o.zero <= 2; o.zero++) {
+    for (o.zero = opt->zero + 1; opt->dp * opt->up > 1 && trains && o.zero <= 2; o.zero++) {
         if ((n = need(&o, c, 0)) <= nfree) {
             suggest(text, nbytes, "-z", o.zero, n);
             break;

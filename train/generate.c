@@ -5,18 +5,11 @@
 #include "train/sampler.h"
 
 // ---- open and close ---------------------------------------------------------------------------------------
-// can the mesh and the overlap's chunks cut a batch of these sizes?
-static int can_cut(const GPT* g, int B, int T) {
-    const Mesh* m = &g->mesh;
-    const int P = m->up * m->tp, zigzag = m->up > 1 || B % m->tp != 0;
-    return (!zigzag || T % (2 * P) == 0) && (m->tp == 1 || B * T / P % g->chunks == 0);
-}
-
 int generator_shape(const GPT* g, int n, int longest, int* B, int* T) {
     const int most = g->B_max * g->T_max;
     for (*B = n; *B > 0; --*B) {
         for (*T = longest; *T <= most / *B; ++*T) {
-            if (can_cut(g, *B, *T)) { return *B; }
+            if (gpt_can_cut(g, *B, *T)) { return *B; }
         }
         if (*B <= g->B_max && longest <= g->T_max) { // training's own shape: some sequences are none
             *B = g->B_max, *T = g->T_max;

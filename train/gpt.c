@@ -86,6 +86,32 @@ int gpt_head_slices(size_t Nt, int tp, int m) {
     return (int)want;
 }
 
+size_t gpt_head_place(const GPT* g, size_t row) {
+    const size_t per_slice = g->n / (size_t)g->nslices, owner = row / g->n, i = row % g->n;
+    return (i / per_slice * (size_t)g->mesh.tp + owner) * per_slice + i % per_slice;
+}
+
+int gpt_can_cut(const GPT* g, int B, int T) {
+    const Mesh* m = &g->mesh;
+    const int P = m->up * m->tp, zigzag = m->up > 1 || B % m->tp != 0;
+    return (!zigzag || T % (2 * P) == 0) && (m->tp == 1 || B * T / P % g->chunks == 0);
+}
+
+// rows of a slice of the head, if sequences have T tokens
+static size_t slice_rows(const GPT* g, int T) {
+    const size_t Nt = (size_t)g->B_max * (size_t)T / (size_t)g->mesh.up;
+    return Nt / (size_t)gpt_head_slices(Nt, g->mesh.tp, g->head_chunks);
+}
+
+int gpt_short_T(const GPT* g, int longest) {
+    const int unit = 32; // lengths that are no multiple of it are slow on some devices
+    int T = (longest + unit - 1) / unit * unit;
+    while (T < g->T_max && (!gpt_can_cut(g, g->B_max, T) || slice_rows(g, T) > slice_rows(g, g->T_max))) {
+        T += unit;
+    }
+    return T < g->T_max ? T : g->T_max;
+}
+
 // ---- sizes ------------------------------------------------------------------------------------------------
 #define CARVE(p, count, type) carve_add(g, (void**)(p), (size_t)(count) * sizeof(type))
 
@@ -120,7 +146,7 @@ static void carve_kept(GPT* g, size_t N, size_t Nt, size_t n) {
 static void carve_used(GPT* g, size_t N, size_t Nt, size_t n, FoDtype wire) {
     GPTActs* a = &g->acts;
     size_t C = (size_t)g->config.C, F = (size_t)g->F, Ca = (size_t)g->Ca, Cu = (size_t)g->Cu;
-    size_t slice = Nt / (size_t)gpt_head_slices(Nt, g->mesh.tp, g->head_chunks), w = fo_dtype_nbytes(wire);
+    size_t w = fo_dtype_nbytes(wire);
     if (g->mesh.up > 1) { CARVE(&a->up_send, Nt * 3 * Ca, floatX), CARVE(&a->sums, Nt * C, float); }
     CARVE(&a->scalars, FO_MAX_RANKS + 1, Scalars);
     CARVE(&a->partial, Nt * C * w, char), CARVE(&a->received, (Nt - n) * C * w, char);
@@ -135,11 +161,18 @@ static void carve_used(GPT* g, size_t N, size_t Nt, size_t n, FoDtype wire) {
         CARVE(&a->dheads.dkv, N * 2 * Cu, floatX), CARVE(&a->dheads.dq_tokens, Nt * Ca, floatX);
         CARVE(&a->dheads.dkv_tokens, Nt * 2 * Ca, floatX);
     }
-    CARVE(&a->dall, Nt * C, floatX), CARVE(&a->dln, n * C, floatX);
+    CARVE(&a->dln, n * C, floatX);
+    if (g->mesh.dp > 1) { CARVE(&a->ids, (size_t)g->mesh.dp * N, int); }
+}
+
+// what the head needs; generating has a head of its own
+static void carve_head(GPT* g, size_t Nt) {
+    GPTActs* a = &g->acts;
+    size_t slice = slice_rows(g, g->T_max);
+    CARVE(&a->dall, Nt * (size_t)g->config.C, floatX);
     CARVE(&a->logits, 2 * slice * (size_t)g->Vl, floatX);
     CARVE(&a->stats, 2 * (size_t)g->mesh.tp * slice, FoSoftmaxStat);
     CARVE(&a->losses, Nt, float);
-    if (g->mesh.dp > 1) { CARVE(&a->ids, (size_t)g->mesh.dp * N, int); }
 }
 
 // what gradients need on their way through the replicas
@@ -172,7 +205,8 @@ void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
     const Mesh m = mesh_of(opt, rank);
     memset(g, 0, sizeof *g);
     g->config = c, g->mesh = m;
-    g->zero = m.rp > 1 ? opt->zero : 0, g->recompute = opt->recompute, g->inference = opt->generate;
+    g->zero = m.rp > 1 ? opt->zero : 0, g->recompute = opt->recompute;
+    g->inference = opt->generate || opt->eval, g->z_loss = opt->z_loss;
     // one rank's rows are all rows: kept or not, there is nothing to gather
     int keeps = opt->recompute < 2;
     g->keep_gathered = opt->recompute < 3 && (!opt->sp || opt->keep_gathered || (keeps && m.tp == 1));
@@ -201,6 +235,7 @@ void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
     g->valid = c.V - g->v0 < 0 ? 0 : c.V - g->v0 < g->Vl ? c.V - g->v0 : g->Vl;
     carve_kept(g, N, Nt, n);
     carve_used(g, N, Nt, n, opt->wire);
+    if (!opt->generate) { carve_head(g, Nt); }
     if (g->inference) { return; }
     carve_grads(g);
     if (m.rp > 1) { g->acts_nbytes += fo_sparse_nbytes(Nt, (size_t)g->Vl, m.rp, m.p, c.C); }

@@ -122,6 +122,7 @@ typedef struct {
     FoHeads heads;
     int zero, recompute;
     int inference; // weights and what the forward pass needs, nothing else
+    float z_loss;
     // layer norm outputs that stay for the backward pass: all ranks', or the own rows
     int keep_gathered, keep_own;
     int Ca, F, Cu, NHu, Vl, v0, valid;  // valid: columns of Vl that are vocabulary, not padding
@@ -186,6 +187,12 @@ int gpt_site_ranks(const GPT* g, int site);
 // ---- where things are -------------------------------------------------------------------------------------
 // the head's slices for Nt rows; m: GPT.head_chunks
 int gpt_head_slices(size_t Nt, int tp, int m);
+// where the head has row `row` of the Nt: slice by slice, in each the rows of one owner after the other's
+size_t gpt_head_place(const GPT* g, size_t row);
+// can the mesh and the overlap's chunks cut a batch of these sizes?
+int gpt_can_cut(const GPT* g, int B, int T);
+// T of a batch of sequences of at most `longest` tokens, as few as B_max of them can be cut and scored by
+int gpt_short_T(const GPT* g, int longest);
 // this rank's part of layer l of a tensor, or of its gradient
 const floatX* gpt_weight(const GPT* g, int tensor, int l);
 // of a tensor that all replicas hold whole; in ZeRO 2, of a matrix, this rank's share. NULL in inference

@@ -122,3 +122,10 @@ int logger_val(const Logger* l, int step, float loss, char err[TRAIN_ERR]) {
     if (put(l->path, "a", line, err)) { return -1; }
     return l->json[0] ? put_value(l, step, "val_loss", (double)loss, err) : 0;
 }
+
+int logger_eval(const Logger* l, int step, float accuracy, char err[TRAIN_ERR]) {
+    char line[128];
+    (void)snprintf(line, sizeof line, "s:%d eval:%.4f\n", step, (double)accuracy);
+    if (put(l->path, "a", line, err)) { return -1; }
+    return l->json[0] ? put_value(l, step, "eval", (double)accuracy, err) : 0;
+}

@@ -37,6 +37,7 @@ typedef struct {
 int logger_init(Logger* l, const char* dir, const char* json, int rank, int resume, char err[TRAIN_ERR]);
 int logger_train(const Logger* l, const LogStep* s, char err[TRAIN_ERR]);
 int logger_val(const Logger* l, int step, float loss, char err[TRAIN_ERR]);
+int logger_eval(const Logger* l, int step, float accuracy, char err[TRAIN_ERR]);
 
 #ifdef __cplusplus
 }

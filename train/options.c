@@ -102,11 +102,17 @@ static const Option options[] = {
      "0|1", "go on after a loss or gradient that is not a finite number", NULL},
     {"-w",  "--master-weights", INT, AT(master_weights), "1", 0, 1,
      "0|1", "keep fp32 weights beside bf16 ones; 0: in FP32 builds alone", NULL},
+    {NULL,  "--z-loss",     FLOAT, AT(z_loss), "0", 0, 1,
+     "X", "adds X * mean of log(Z)^2 to the loss, as 1e-4; the one printed is without it", NULL},
     // looking at it
     {"-v",  "--val-every",  INT, AT(val_every), "20", 0, INT_MAX,
      "STEPS", "validate, and at the end; 0: never", "Evaluation"},
     {"-m",  "--val-batches", INT_OR_ALL, AT(val_batches), "20", 1, INT_MAX,
      "N", "batches of a validation; -1: all validation data", NULL},
+    {"-h",  "--hellaswag",  INT, AT(hellaswag), "0", 0, 1,
+     "0|1", "HellaSwag's accuracy after every -v steps, and at the end", NULL},
+    {NULL,  "--hellaswag-data", NAME, AT(hellaswag_data), "dev/data/hellaswag/hellaswag_val.bin", 0, 0,
+     "FILE", "its examples as llm.c's dev/data/hellaswag.py writes them", NULL},
     {"-s",  "--sample-every", INT, AT(sample_every), "20", 0, INT_MAX,
      "STEPS", "write some text, and at the end; 0: never", NULL},
     {"-g",  "--sample-length", INT, AT(sample_length), "64", 1, 1 << 20,
@@ -174,6 +180,8 @@ static const Option options[] = {
     // instead of training
     {NULL,  "--generate",   FLAG, AT(generate), "", 0, 0,
      "", "go on from the prompts with the model, and stop", "Instead of training"},
+    {NULL,  "--eval",       FLAG, AT(eval), "", 0, 0,
+     "", "validate the model (-v 0: don't), with -h 1 on HellaSwag, and stop", NULL},
     {NULL,  "--dry-run",    FLAG, AT(dry_run), "", 0, 0,
      "", "print sizes, memory and plans, and stop", NULL},
     {NULL,  "--plan",       NAME, AT(plan), "", 0, 0,
@@ -187,7 +195,7 @@ static const Option options[] = {
 #define NOPTIONS (sizeof options / sizeof options[0])
 
 // flags of llm.c that this program does not have
-static const char* const llmc_only[] = {"-h", "-pn", "-pr", "-pg", "-pi", "-ps", "-pf"};
+static const char* const llmc_only[] = {"-pn", "-pr", "-pg", "-pi", "-ps", "-pf"};
 
 // ---- values -----------------------------------------------------------------------------------------------
 // is the whole of text one number, in plain decimal? No nan, inf, hexadecimal, blanks
@@ -363,9 +371,8 @@ static int unknown_option(const char* arg, char err[TRAIN_ERR]) {
     }
     for (size_t i = 0; i < sizeof llmc_only / sizeof llmc_only[0]; i++) {
         if (strcmp(arg, llmc_only[i]) == 0) {
-            return train_error(err, "%s is an option of llm.c that is not available here; %s", arg,
-                               strcmp(arg, "-h") == 0 ? "it is not help: want --help"
-                                                      : "--help lists what is");
+            return train_error(
+                err, "%s is an option of llm.c that is not available here; --help lists what is", arg);
         }
     }
     for (size_t i = 0; i < NOPTIONS; i++) { // one of them is the beginning of the other
@@ -433,29 +440,36 @@ static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
         return train_error(err, "%s needs a folder: --out DIR",
                            o->resume ? "--resume 1" : "--checkpoint-every");
     }
-    if (o->trace[0] && o->generate) {
-        return train_error(err, "--trace is of training: not with --generate");
+    if (o->trace[0] && (o->generate || o->eval)) {
+        return train_error(err, "--trace is of training: not with %s", o->generate ? "--generate" : "--eval");
     }
     if (o->trace_steps.first && !o->trace[0]) {
         return train_error(err, "--trace-steps %d-%d needs a file: --trace FILE", o->trace_steps.first,
                            o->trace_steps.last);
     }
-    if (o->profile.first && (o->generate || o->trace[0])) {
+    if (o->profile.first && (o->generate || o->eval || o->trace[0])) {
         return train_error(err,
                            "--profile is of training, and not of steps that --trace is about: want it "
                            "without %s",
-                           o->generate ? "--generate" : "--trace");
+                           o->generate ? "--generate"
+                           : o->eval   ? "--eval"
+                                       : "--trace");
     }
-    if (o->log_json[0] && o->generate) {
-        return train_error(err, "--log-json is of training: not with --generate");
+    if (o->log_json[0] && (o->generate || o->eval)) {
+        return train_error(err, "--log-json is of training: not with %s",
+                           o->generate ? "--generate" : "--eval");
     }
     if (!o->master_weights && FO_FLOATX == FO_BF16) {
         return train_error(
             err, "-w '0': bf16 weights alone would lose the small updates to rounding; want 1 (-z 1 "
                  "shares fp32 weights among the ranks of dp), or a PRECISION=FP32 build");
     }
-    if (o->generate + o->dry_run + (o->plan[0] != 0) > 1) {
-        return train_error(err, "--generate, --dry-run and --plan: want one of them");
+    if (o->generate + o->eval + o->dry_run + (o->plan[0] != 0) > 1) {
+        return train_error(err, "--generate, --eval, --dry-run and --plan: want one of them");
+    }
+    if (o->eval && o->val_every == 0 && !o->hellaswag) {
+        return train_error(err,
+                           "--eval has nothing to do: -v 0 leaves validation out; want -h 1, or no -v 0");
     }
     if (o->prompt[0] && o->prompt_file[0]) {
         return train_error(err, "--prompt and --prompt-file: want one of them");
@@ -497,8 +511,9 @@ int options_parse(TrainOptions* o, int argc, char** argv, char err[TRAIN_ERR]) {
         if (t->kind != FLAG && !value) {
             value = i + 1 < argc ? argv[++i] : NULL;
             if (!value || option_of(value, &unused)) {
-                return train_error(err, "%s needs a value: %s%s%s", name, t->want,
-                                   value ? ", but is followed by " : "", value ? value : "");
+                return train_error(err, "%s needs a value: %s%s%s%s", name, t->want,
+                                   value ? ", but is followed by " : "", value ? value : "",
+                                   strcmp(name, "-h") == 0 ? "; it is HellaSwag's: help is --help" : "");
             }
         }
         const char** before = &seen[t - options];

@@ -50,8 +50,11 @@ typedef struct {
     float skip_loss_z, skip_grad_z; // 0: never skip
     int ignore_nan;
     int master_weights; // 0 is for FP32 builds alone
+    float z_loss;
     // looking at it
     int val_every, val_batches; // 0: never; -1: all
+    int hellaswag;
+    const char* hellaswag_data;
     int sample_every, sample_length;
     const char *prompt, *prompt_file;
     float temperature;
@@ -76,7 +79,7 @@ typedef struct {
     // instead of training
     int dry_run, world; // world: ranks of a dry run or plan; 0: dp * up * tp
     const char* plan;   // a machine's file, or ""
-    int generate, help;
+    int generate, eval, help;
 } TrainOptions;
 
 /* options_parse -- argv into o, defaults where nothing is said.

@@ -34,6 +34,7 @@ void report_options(const TrainOptions* opt) {
     report_row("max_steps", "%d", opt->max_steps);
     report_row("val_loss_every", "%d", opt->val_every);
     report_row("val_max_steps", "%d", opt->val_batches);
+    report_row("run hellaswag", "%s", opt->hellaswag ? "yes" : "no");
     report_row("sample_every", "%d", opt->sample_every);
     report_row("genT", "%d", opt->sample_length);
     report_row("overfit_single_batch", "%d", opt->overfit);

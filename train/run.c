@@ -114,6 +114,15 @@ static size_t beside_nbytes(int P) {
     return ((size_t)14 << 20) + (size_t)P * (((size_t)8 << 20) + ((size_t)8 << 20) * sizeof(floatX));
 }
 
+void run_print_evaluation(const Trainer* tr) {
+    const GPT* g = &tr->gpt;
+    const Mesh* m = &g->mesh;
+    printf("evaluating %s: %zu parameters, on dp %d * up %d * tp %d ranks\n",
+           tr->first_step ? tr->opt->out : tr->opt->model, g->ts.ntotal, m->dp, m->up, m->tp);
+    if (tr->first_step) { printf("its checkpoint of step %d\n", tr->first_step); }
+    fflush(stdout);
+}
+
 void run_print_start(const Trainer* tr) {
     const GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
@@ -392,8 +401,9 @@ static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOIN
             return checkpoint_read_header(path, c, &version, err) || check_sizes(opt, path, *c, err) ? -1 : 0;
         }
     }
-    if (opt->resume && opt->generate) {
-        return train_error(err, "--resume 1: %s has no complete checkpoint to generate from", opt->out);
+    if (opt->resume && (opt->generate || opt->eval)) {
+        return train_error(err, "--resume 1: %s has no complete checkpoint to %s", opt->out,
+                           opt->generate ? "generate from" : "evaluate");
     }
     int kind = model_parse(opt->model, c, err);
     if (kind == 1) {
@@ -527,6 +537,17 @@ static int open_prompts(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
     return prompts_init(&tr->prompts, opt, &tr->tokenizer, c.V, c.maxT, err);
 }
 
+// what a model is evaluated on
+static int open_evaluation(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
+    const TrainOptions* opt = tr->opt;
+    const Mesh m = mesh_of(opt, tr->rank);
+    const int B = opt->batch, T = opt->seq_len;
+    if (opt->val_every > 0 && dataloader_init(&tr->val, opt->val_data, B, T, m.d, m.dp, 0, 0, c.V, err)) {
+        return -1;
+    }
+    return opt->hellaswag ? hellaswag_open(&tr->hellaswag, opt->hellaswag_data, c.V, T, err) : 0;
+}
+
 static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
     const Mesh m = mesh_of(opt, tr->rank);
@@ -535,9 +556,7 @@ static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
     if (dataloader_init(&tr->train, train, B, T, m.d, m.dp, !opt->overfit, opt->data_seed, V, err)) {
         return -1;
     }
-    if (opt->val_every > 0 && dataloader_init(&tr->val, opt->val_data, B, T, m.d, m.dp, 0, 0, V, err)) {
-        return -1;
-    }
+    if (open_evaluation(tr, c, err)) { return -1; }
     tr->nsteps = opt->max_steps >= 0 ? opt->max_steps : (int)(tr->train.ntok / (size_t)opt->total_batch);
     tr->grad_accum = opt->total_batch / (B * T * m.dp);
     tr->micros = (MicroStep*)calloc((size_t)tr->grad_accum, sizeof *tr->micros);
@@ -564,6 +583,12 @@ static int size_for_prompts(Trainer* tr, GPTConfig c, TrainOptions* sized, char 
     return 0;
 }
 
+// the same of an evaluation
+static int size_for_evaluation(Trainer* tr, GPTConfig c, TrainOptions* sized, char err[TRAIN_ERR]) {
+    sized->recompute = 3, sized->keep_gathered = 0;
+    return run_check_cuts(tr->opt, c, err) || open_evaluation(tr, c, err) ? -1 : 0;
+}
+
 // does a prompt fit the activations that training has?
 static int check_prompts(const Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
@@ -577,14 +602,16 @@ static int check_prompts(const Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
 
 void run_open(Trainer* tr) {
     const TrainOptions* opt = tr->opt;
+    const int trains = !opt->generate && !opt->eval;
     TrainOptions sized = *opt;
     GPTConfig c;
     char path[CHECKPOINT_PATH], err[TRAIN_ERR] = "";
     memset(&c, 0, sizeof c);
     if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) ||
         (opt->generate ? size_for_prompts(tr, c, &sized, err)
+         : opt->eval   ? size_for_evaluation(tr, c, &sized, err)
                        : run_check_cuts(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err) ||
-                             check_trace(tr, err) || check_profile(tr, err))) {
+                           check_trace(tr, err) || check_profile(tr, err))) {
         user_error(tr->rank == 0, err);
     }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
@@ -592,7 +619,7 @@ void run_open(Trainer* tr) {
     const int tells = tr->rank == 0 || strcmp(fo_group_transport(tr->world), "local") == 0;
     if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(tells, err); }
     fo_group_barrier(tr->world); // all have looked | memory is taken, and something is written
-    if (opt->out[0] && tr->rank == 0 && !opt->generate && checkpoint_prepare_folder(opt->out, err)) {
+    if (opt->out[0] && tr->rank == 0 && trains && checkpoint_prepare_folder(opt->out, err)) {
         user_error(1, err);
     }
     fo_device_deterministic(device, opt->deterministic);
@@ -600,13 +627,13 @@ void run_open(Trainer* tr) {
     fo_device_tf32(device, opt->tf32);
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, &sized, tr->world, device);
-    if (load_weights(tr, path, err) || (!opt->generate && logger_init(&tr->logger, opt->out, opt->log_json,
-                                                                      tr->rank, tr->first_step > 0, err))) {
+    if (load_weights(tr, path, err) ||
+        (trains && logger_init(&tr->logger, opt->out, opt->log_json, tr->rank, tr->first_step > 0, err))) {
         user_error(tr->rank == 0, err);
     }
     // all at once, as they will compute; then what a link does while nothing else runs
     fo_group_barrier(tr->world);
-    if (!opt->generate) { tr->peak_tflops = opt->pace > 0.0 ? opt->pace : fo_device_peak_tflops(device); }
+    if (trains) { tr->peak_tflops = opt->pace > 0.0 ? opt->pace : fo_device_peak_tflops(device); }
     if (opt->link.gbytes_s <= 0.0) {
         fo_group_measure(tr->gpt.seq, tr->gpt.comm[GROUP_TP]);
         fo_group_barrier(tr->world);
@@ -624,6 +651,7 @@ void run_close(Trainer* tr) {
     fo_device_close(device);
     dataloader_free(&tr->train);
     dataloader_free(&tr->val);
+    hellaswag_close(&tr->hellaswag);
     tokenizer_free(&tr->tokenizer);
     prompts_free(&tr->prompts);
     free(tr->micros);

@@ -8,6 +8,7 @@
 #include "flashoverlap/fo_trace.h"
 #include "train/checkpoint.h"
 #include "train/gpt.h"
+#include "train/hellaswag.h"
 #include "train/logger.h"
 #include "train/outlier.h"
 #include "train/profile.h"
@@ -40,8 +41,9 @@ typedef struct {
     DataLoader train, val;
     MicroStep* micros; // [grad_accum]
     Tokenizer tokenizer;
-    Prompts prompts; // of samples
-    int nsamples;    // so far
+    HellaSwag hellaswag; // empty unless -h 1
+    Prompts prompts;     // of samples
+    int nsamples;        // so far
     Logger logger;
     Schedule schedule;
     TrainerState state;
@@ -64,15 +66,17 @@ typedef struct {
 void user_error(int tells, const char* err) __attribute__((noreturn));
 
 /* run_open -- rank tr->rank of tr->opt's mesh: data, model, memory, weights or the checkpoint that is
- * resumed, everything but the training; with --generate, tokenizer, prompts and weights alone. Ends all ranks
- * with one line if something is wrong; what can be wrong is looked at before a folder is made and memory
- * taken. Collective. run_close is its opposite.
+ * resumed, everything but the training; with --generate, tokenizer, prompts and weights alone; with --eval,
+ * data to validate on and weights. Ends all ranks with one line if something is wrong; what can be wrong is
+ * looked at before a folder is made and memory taken. Collective. run_close is its opposite.
  */
 void run_open(Trainer* tr);
 void run_close(Trainer* tr);
 
 // after run_open, by rank 0: options, model, mesh, memory
 void run_print_start(const Trainer* tr);
+// the same of --eval: model and mesh
+void run_print_evaluation(const Trainer* tr);
 // one line a step, as llm.c's, ended by what this project is about. Also counts steps, on every rank
 int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double norm_z, float lr,
                    double seconds, Scalars sum, char err[TRAIN_ERR]);

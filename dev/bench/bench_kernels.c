@@ -249,7 +249,7 @@ static void softmax_loss(Call* c, const Model* d) {
     FoSoftmaxStat* stats = (FoSoftmaxStat*)fs(c, READ, 3 * HEAD_ROWS);
     int* targets = ints(c, HEAD_ROWS, 0, STRIDE, V);
     if (c->pass == RUN) {
-        fo_softmax_loss(losses, logits, stats, targets, 1e-3f, HEAD_ROWS, d->V, d->V, 0, 1, c->s);
+        fo_softmax_loss(losses, logits, stats, targets, 1e-3f, 0.0f, HEAD_ROWS, d->V, d->V, 0, 1, c->s);
     }
 }
 

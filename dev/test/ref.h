@@ -337,7 +337,7 @@ static inline void ref_softmax_stats(double* max, double* sum, double* target, c
 
 // of the whole vocabulary at once: logits [n, V], not cut by rank. dlogits may be NULL
 static inline void ref_softmax_loss(double* losses, double* dlogits, const double* logits, const int* targets,
-                                    double dscale, size_t n, int V, int valid) {
+                                    double dscale, double z, size_t n, int V, int valid) {
     for (size_t i = 0; i < n; i++) {
         const double* x = logits + i * (size_t)V;
         double max = -INFINITY, sum = 0.0;
@@ -349,7 +349,7 @@ static inline void ref_softmax_loss(double* losses, double* dlogits, const doubl
         }
         losses[i] = log(sum) + max - x[targets[i]];
         for (int v = 0; dlogits && v < V; v++) {
-            double p = v < valid ? exp(x[v] - max) / sum : 0.0;
+            double p = v < valid ? (1.0 + 2.0 * z * (log(sum) + max)) * exp(x[v] - max) / sum : 0.0;
             dlogits[i * (size_t)V + (size_t)v] = dscale * (p - (v == targets[i] ? 1.0 : 0.0));
         }
     }

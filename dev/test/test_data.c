@@ -156,6 +156,8 @@ static void test_sequential(int P) {
     for (int r = 0; r < P; r++) {
         dl[r] = opened("seq_*.bin", B, T, r, P, 0, 50257);
         CHECK(dl[r].nshards == NSHARDS && dl[r].ntok == 203 + 101 + 164);
+        CHECK(dataloader_samples(&dl[r]) ==
+              (size_t)(202 / (P * B * T) + 100 / (P * B * T) + 163 / (P * B * T)));
     }
     // two epochs: the ranks' batches side by side are each shard in order, without its tail
     for (int epoch = 0; epoch < 2; epoch++) {

@@ -544,9 +544,9 @@ static void test_sum(Test* t, size_t nelem, int P, int inplace) {
 
 // ---- loss -------------------------------------------------------------------------------------------------
 /* V columns of which `valid` are vocabulary, cut into P equal parts as tp cuts them: each part's stats, then
- * each part's loss and gradient, against the oracle's of all columns at once.
+ * each part's loss and gradient, against the oracle's of all columns at once. z: of the z-loss.
  */
-static void test_softmax(Test* t, size_t n, int V, int valid, int P, double scale) {
+static void test_softmax(Test* t, size_t n, int V, int valid, int P, double scale, float z) {
     const int Vl = V / P;
     Vec all = vec_random(t, FO_FLOATX, n * (size_t)V, scale), dall = vec_poison(t, FO_FP32, n * (size_t)V);
     Vec losses = vec_poison(t, FO_FP32, n), part[FO_MAX_RANKS];
@@ -588,17 +588,17 @@ static void test_softmax(Test* t, size_t n, int V, int valid, int P, double scal
     CHECK(exact); // the maxima and the targets' logits
     CHECK(close); // the sums
 
-    ref_softmax_loss(losses.ref, dall.ref, all.ref, targets, (double)dscale, n, V, valid);
+    ref_softmax_loss(losses.ref, dall.ref, all.ref, targets, (double)dscale, (double)z, n, V, valid);
     for (int p = 0; p < P; p++) {
         int mine = valid - p * Vl < 0 ? 0 : valid - p * Vl < Vl ? valid - p * Vl : Vl;
         Vec again = vec_poison(t, FO_FP32, n);
         memcpy(again.ref, losses.ref, n * sizeof(double));
         fo_softmax_loss((float*)again.dev, (floatX*)part[p].dev, (const FoSoftmaxStat*)stats.dev, dtargets,
-                        0.0f, n, Vl, mine, p * Vl, P, t->s);
+                        0.0f, z, n, Vl, mine, p * Vl, P, t->s);
         VEC_CLOSE(t, &again, (depth + P + 8.0) * U);
         VEC_EQUAL(t, &part[p]); // dscale 0 leaves the logits alone
         fo_softmax_loss((float*)losses.dev, (floatX*)part[p].dev, (const FoSoftmaxStat*)stats.dev, dtargets,
-                        dscale, n, Vl, mine, p * Vl, P, t->s);
+                        dscale, z, n, Vl, mine, p * Vl, P, t->s);
         VEC_CLOSE(t, &losses, (depth + P + 8.0) * U);
         for (size_t i = 0; i < part[p].nelem; i++) {
             part[p].ref[i] = dall.ref[i / (size_t)Vl * (size_t)V + (size_t)(p * Vl) + i % (size_t)Vl];
@@ -693,7 +693,7 @@ static void test_cuts(Test* t, size_t n, size_t cut, int C) {
                                   (floatX*)dout.dev + first, x, (floatX*)weight.dev, mu, rs, rows, C, t->s);
             fo_gelu_forward((floatX*)gelu.dev + first, x, rows * (size_t)C, t->s);
             fo_softmax_stats(st, x, dtargets + row, rows, C, C, 0, t->s);
-            fo_softmax_loss(mu, dlogits, st, dtargets + row, 1.0f, rows, C, C, 0, 1, t->s);
+            fo_softmax_loss(mu, dlogits, st, dtargets + row, 1.0f, 0.01f, rows, C, C, 0, 1, t->s);
         }
         o[0] = norm, o[1] = mean, o[2] = rstd, o[3] = dinp, o[4] = gelu, o[5] = stats, o[6] = logits;
         for (int j = 0; j < 7; j++) {
@@ -734,8 +734,8 @@ static void test_nothing(Test* t) {
     fo_softmax_stats(NULL, NULL, NULL, 0, 25, 25, 0, s);
     fo_softmax_stats((FoSoftmaxStat*)stats.dev, NULL, ints_upload(t, targets, 2), 2, 0, 0, 25,
                      s); // no columns
-    fo_softmax_loss(NULL, NULL, NULL, NULL, 1.0f, 0, 25, 25, 0, 1, s);
-    fo_softmax_loss(NULL, NULL, NULL, NULL, 0.0f, 0, 25, 25, 0, 1, s);
+    fo_softmax_loss(NULL, NULL, NULL, NULL, 1.0f, 0.0f, 0, 25, 25, 0, 1, s);
+    fo_softmax_loss(NULL, NULL, NULL, NULL, 0.0f, 0.0f, 0, 25, 25, 0, 1, s);
     fo_adamw_update(NULL, NULL, NULL, NULL, NULL, 0, a, s);
     fo_square_sum(out, NULL, 0, s);
     fo_download(&got, out, sizeof got, s);
@@ -775,6 +775,7 @@ typedef struct {
     double inp[ON * OC], weight[OC * OC], bias[OC], dout[ON * OC], out[ON * OC], mean[ON], rstd[ON];
     double qkv[8 * 12], datt[8 * 4], att[8 * 4], lse[8 * 2]; // 1 sequence of 8, 2 heads of 2
     int targets[ON];
+    double z; // of the z-loss
     FoLayout layout;
 } Oracle;
 
@@ -806,8 +807,13 @@ static double gelu_value(void* ctx) {
 
 static double loss_value(void* ctx) {
     Oracle* o = (Oracle*)ctx;
-    ref_softmax_loss(o->out, NULL, o->inp, o->targets, 0.0, ON, OC, OC - 1);
-    return 0.7 * (o->out[0] + o->out[1] + o->out[2]);
+    double sum = 0.0;
+    ref_softmax_loss(o->out, NULL, o->inp, o->targets, 0.0, 0.0, ON, OC, OC - 1);
+    for (int i = 0; i < ON; i++) {
+        const double log_z = o->out[i] + o->inp[i * OC + o->targets[i]];
+        sum += o->out[i] + o->z * log_z * log_z;
+    }
+    return 0.7 * sum;
 }
 
 static double attention_value(void* ctx) {
@@ -841,8 +847,10 @@ static void test_oracle(void) {
     check_gradient(matmul_value, &o, o.bias, dbias, OC, "matmul dbias");
     ref_gelu_backward(dinp, o.dout, o.inp, ON * OC);
     check_gradient(gelu_value, &o, o.inp, dinp, ON * OC, "gelu dinp");
-    ref_softmax_loss(o.out, dinp, o.inp, o.targets, 0.7, ON, OC, OC - 1);
-    check_gradient(loss_value, &o, o.inp, dinp, ON * OC, "loss dlogits");
+    for (o.z = 0.0; o.z < 1.0; o.z += 0.6) {
+        ref_softmax_loss(o.out, dinp, o.inp, o.targets, 0.7, o.z, ON, OC, OC - 1);
+        check_gradient(loss_value, &o, o.inp, dinp, ON * OC, o.z > 0.0 ? "z-loss dlogits" : "loss dlogits");
+    }
     for (int zigzag = 0; zigzag < 2; zigzag++) {
         o.layout.zigzag = zigzag;
         ref_attention_backward(dinp, o.datt, o.qkv, 0, 8, o.layout, 2, 2);
@@ -854,19 +862,21 @@ static void test_oracle(void) {
 static void test_softmaxes(Test* t) {
     for (int P = 1; P <= 5; P++) {
         CHECK_AT("softmax P=%d", P);
-        test_softmax(t, 9, P == 3 ? 258 : P == 5 ? 320 : 256, 250, P, 8.0); // of 5 the last has padding alone
+        // of 5 the last has padding alone
+        test_softmax(t, 9, P == 3 ? 258 : P == 5 ? 320 : 256, 250, P, 8.0, 0.0f);
+        test_softmax(t, 9, P == 3 ? 258 : P == 5 ? 320 : 256, 250, P, 8.0, 0.02f);
     }
     CHECK_AT("softmax of one row");
-    test_softmax(t, 1, 128, 97, 1, 0.5);
+    test_softmax(t, 1, 128, 97, 1, 0.5, 0.0f);
     CHECK_AT("softmax with one column of padding beside seven others");
-    test_softmax(t, 4, 32, 23, 1, 2.0);
+    test_softmax(t, 4, 32, 23, 1, 2.0, 0.5f);
     CHECK_AT("softmax of GPT-2's vocabulary");
-    test_softmax(t, 3, 50304, 50257, 2, 8.0);
+    test_softmax(t, 3, 50304, 50257, 2, 8.0, 1e-4f);
     CHECK_AT("softmax with logits where exp alone would overflow");
-    test_softmax(t, 9, 256, 250, 2, 300.0);
+    test_softmax(t, 9, 256, 250, 2, 300.0, 0.01f);
     CHECK_AT("softmax of wide parts that are cut unevenly");
-    test_softmax(t, 3, 3 * 9001, 26993, 3, 8.0);
-    test_softmax(t, 5, 512, 500, 16, 4.0);
+    test_softmax(t, 3, 3 * 9001, 26993, 3, 8.0, 0.0f);
+    test_softmax(t, 5, 512, 500, 16, 4.0, 0.1f);
 }
 
 static void test_all(Test* t) {

@@ -145,8 +145,12 @@ static const struct {
     {"-sl", "--skip-loss-z", AT(skip_loss_z), 'f', 0, NULL, "5", 5},
     {"-sg", "--skip-grad-z", AT(skip_grad_z), 'f', 0, NULL, "5.5", 5.5},
     {NULL, "--ignore-nan", AT(ignore_nan), 'i', 0, NULL, "1", 1},
+    {NULL, "--z-loss", AT(z_loss), 'f', 0, NULL, "1e-4", 1e-4},
     {"-v", "--val-every", AT(val_every), 'i', 20, NULL, "0", 0},
     {"-m", "--val-batches", AT(val_batches), 'i', 20, NULL, "-1", -1},
+    {"-h", "--hellaswag", AT(hellaswag), 'i', 0, NULL, "1", 1},
+    {NULL, "--hellaswag-data", AT(hellaswag_data), 's', 0, "dev/data/hellaswag/hellaswag_val.bin", "h.bin",
+     0},
     {"-s", "--sample-every", AT(sample_every), 'i', 20, NULL, "7", 7},
     {"-g", "--sample-length", AT(sample_length), 'i', 64, NULL, "144", 144},
     {NULL, "--tokenizer", AT(tokenizer), 's', 0, "gpt2_tokenizer.bin", "t.bin", 0},
@@ -207,7 +211,7 @@ static void test_options_good(void) {
         CHECK_AT("default of %s", all_options[i].l);
         CHECK(field_is(&o, i, all_options[i].fallback, all_options[i].text));
     }
-    CHECK(!o.help && !o.dry_run && !o.comm_report && !o.generate && o.world == 0);
+    CHECK(!o.help && !o.dry_run && !o.comm_report && !o.generate && !o.eval && o.world == 0);
     for (size_t i = 0; i < NALL; i++) {
         const char *s = all_options[i].s, *l = all_options[i].l, *v = all_options[i].value;
         const char* base = strcmp(l, "--out") == 0 ? "" : "-o there "; // -n and -y need it
@@ -244,6 +248,7 @@ static void test_options_good(void) {
     CHECK(parse_line(&o, "--dry-run --world 1024 --up 2 --tp 8", err) == 0 && o.dp == 64);
     CHECK(parse_line(&o, "--dry-run --dp 1024", err) == 0 && o.dp == 1024);
     CHECK(parse_line(&o, "--comm-report --generate", err) == 0 && o.comm_report && o.generate);
+    CHECK(parse_line(&o, "--eval -h 1 -v 0", err) == 0 && o.eval && o.hellaswag && !o.help);
     CHECK(parse_line(&o, "-k linear", err) == 0 && o.schedule == SCHEDULE_LINEAR);
     CHECK(parse_line(&o, "-k constant", err) == 0 && o.schedule == SCHEDULE_CONSTANT);
 }
@@ -356,7 +361,14 @@ static const char* const bad_lines[][3] = {
     {"--sample-seed 0", "--sample-seed '0'", "want 1 to 2^31-1"},
     {"--data-seed -1", "--data-seed '-1'", "want 0 to 2^31-1"},
     {"--prompt a --prompt-file b", "--prompt and --prompt-file", "want one"},
-    {"-h 1", "-h is an option of llm.c", "it is not help: want --help"},
+    {"-h", "-h needs a value: 0|1; it is HellaSwag's", "help is --help"},
+    {"-h 2", "-h '2'", "want 0 to 1"},
+    {"--z-loss -1", "--z-loss '-1'", "want 0 to 1"},
+    {"--z-loss 2", "--z-loss '2'", "want 0 to 1"},
+    {"--eval -v 0", "--eval has nothing to do", "want -h 1"},
+    {"--eval --generate", "--generate, --eval", "want one"},
+    {"--eval --dry-run", "--eval, --dry-run", "want one"},
+    {"--trace t --eval", "--trace is of training", "--eval"},
     {"-pn 1", "-pn is an option of llm.c", "--help"},
     {"-pr 1", "-pr is an option of llm.c", "--help"},
     {"-pg 1", "-pg is an option of llm.c", "--help"},
@@ -412,7 +424,7 @@ static void test_options_help(void) {
             CHECK(field_is(&o, i, all_options[i].fallback, all_options[i].text));
         }
     }
-    CHECK(ndefaults == 56);
+    CHECK(ndefaults == 59);
     free(text);
 }
 

@@ -2,7 +2,7 @@
 """Are dev/checkpoint.py and the fixture right? Needs numpy; with torch, dev/reference.py --check runs too.
 
 The fixture's logits, loss and gradients come from PyTorch's autograd. Here they are checked by other means: a
-forward pass in numpy, straight from the files, and for each tensor the slope of that loss along its gradient.
+forward pass in numpy (dev/forward.py), straight from the files, and for each tensor the slope of that loss along its gradient.
 Closes with 'N passed, N failed', as every test does. The interpreter is the one that apt installs numpy for.
 """
 
@@ -18,6 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "dev"))
 sys.dont_write_bytecode = True
 import checkpoint as ck  # noqa: E402: its folder is on the path only now
+from forward import forward  # noqa: E402
 
 FIXTURE = os.path.join(ROOT, "dev", "fixture")
 counts = {True: 0, False: 0}
@@ -43,47 +44,13 @@ def fixture(name):
     return os.path.join(FIXTURE, name)
 
 
-# ---- the model in numpy ------------------------------------------------------------------------------------
-def layernorm(x, w, b):
-    d = x - x.mean(-1, keepdims=True)
-    return d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5) * w + b
-
-
-def attention(qkv, NH):
-    nb, nt, width = qkv.shape
-    q, k, v = np.moveaxis(qkv.reshape(nb, nt, 3, NH, width // 3 // NH), (2, 3), (0, 2))  # each [B, NH, T, hs]
-    scores = np.einsum("bhqd,bhkd->bhqk", q, k) / np.sqrt(q.shape[-1])
-    scores[:, :, np.arange(nt)[:, None] < np.arange(nt)] = -np.inf
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    return np.einsum("bhqk,bhkd->bqhd", p, v).reshape(nb, nt, width // 3)
-
-
-def forward(p, state, config):
-    """-> logits, loss; in the precision of p"""
-    x, y = state["x"], state["y"]
-    res = p["wte"][x] + p["wpe"][: x.shape[1]]
-    for i in range(config["L"]):
-        qkv = layernorm(res, p["ln1w"][i], p["ln1b"][i]) @ p["qkvw"][i].T + p["qkvb"][i]
-        res = res + attention(qkv, config["NH"]) @ p["attprojw"][i].T + p["attprojb"][i]
-        fc = layernorm(res, p["ln2w"][i], p["ln2b"][i]) @ p["fcw"][i].T + p["fcb"][i]
-        act = fc / (
-            1.0 + np.exp(-np.sqrt(8.0 / np.pi) * (fc + 0.044715 * fc**3))
-        )  # the tanh form, as a logistic
-        res = res + act @ p["fcprojw"][i].T + p["fcprojb"][i]
-    logits = layernorm(res, p["lnfw"], p["lnfb"]) @ p["wte"][: config["V"]].T
-    top = logits.max(-1, keepdims=True)
-    logsum = top[..., 0] + np.log(np.exp(logits - top).sum(-1))
-    target = np.take_along_axis(logits, y[..., None].astype(np.int64), -1)[..., 0]
-    return logits, float((logsum - target).mean())
-
-
 # ---- the fixture -------------------------------------------------------------------------------------------
 def check_model(name):
     config, params = ck.read_model(fixture(f"{name}.bin"))
     state = ck.read_state(fixture(f"{name}_debug_state.bin"), config)
     p = {t: x.astype(np.float64) for t, x in params.items()}
-    logits, loss = forward(p, state, config)
+    logits, losses = forward(p, state["x"], state["y"], config)
+    loss = float(losses.mean())
     check(np.abs(logits - state["logits"]).max() < 1e-6 * np.abs(logits).max(), f"{name}: logits")
     check(abs(loss - state["loss"]) < 1e-6 * loss, f"{name}: loss {loss} {state['loss']}")
     check(np.array_equal(state["x"].ravel()[1:], state["y"].ravel()[:-1]), f"{name}: y is x shifted by one")
@@ -95,7 +62,7 @@ def check_model(name):
         step, slope = 1e-4, 0.0
         for sign in (1.0, -1.0):
             moved = dict(p, **{tensor: p[tensor] + sign * step * direction})
-            slope += sign * forward(moved, state, config)[1] / (2.0 * step)
+            slope += sign * forward(moved, state["x"], state["y"], config)[1].mean() / (2.0 * step)
         want = np.linalg.norm(grad.astype(np.float64))
         check(abs(slope - want) < 1e-5 * want, f"{name}: slope along d {tensor} is {slope}, want {want}")
         check(np.abs(grad).max() > 1e-4, f"{name}: d {tensor} is far above rounding")

@@ -715,7 +715,7 @@ typedef struct {
     floatX* logits;
     const FoSoftmaxStat* stats;
     const int* targets;
-    float dscale;
+    float dscale, z;
     size_t n, V, valid;
     int v0, P;
 } SoftmaxLoss;
@@ -744,10 +744,11 @@ static void softmax_loss_row(const SoftmaxLoss* a, size_t i) {
     a->losses[i] = logf(sum) + (max - target_logit);
     if (a->dscale == 0.0f) { return; }
     float target_x = 0.0f;
+    const float more = 1.0f + 2.0f * a->z * (logf(sum) + max);
     const int has_target = target >= 0 && (size_t)target < a->valid;
     if (has_target) { target_x = fo_float(x[target]); }
-    softmax_gradient_row(x, max, a->dscale / sum, a->valid, a->V);
-    if (has_target) { x[target] = fo_floatx(a->dscale * (fast_exp(target_x - max) / sum - 1.0f)); }
+    softmax_gradient_row(x, max, a->dscale * more / sum, a->valid, a->V);
+    if (has_target) { x[target] = fo_floatx(a->dscale * (more * (fast_exp(target_x - max) / sum) - 1.0f)); }
 }
 
 static void softmax_loss(FoStream* s, void* args) {
@@ -760,10 +761,10 @@ static void softmax_loss(FoStream* s, void* args) {
 }
 
 void fo_softmax_loss(float* losses, floatX* logits, const FoSoftmaxStat* stats, const int* targets,
-                     float dscale, size_t n, int V, int valid, int v0, int P, FoStream* s) {
+                     float dscale, float z, size_t n, int V, int valid, int v0, int P, FoStream* s) {
     fo_require(P >= 1, "P=%d, want at least 1", P);
     fo_require(valid >= 0 && valid <= V, "valid=%d, want 0 to V=%d", valid, V);
-    SoftmaxLoss a = {losses, logits, stats, targets, dscale, n, (size_t)V, (size_t)valid, v0, P};
+    SoftmaxLoss a = {losses, logits, stats, targets, dscale, z, n, (size_t)V, (size_t)valid, v0, P};
     fo__enqueue(s, softmax_loss, &a, sizeof a);
 }
 

@@ -854,7 +854,7 @@ static __device__ inline Packed<floatX, VEC> softmax_gradient(const Packed<float
 template <bool WHOLE>
 static __global__ void __launch_bounds__(THREADS)
     softmax_loss_kernel(float* losses, floatX* logits, const FoSoftmaxStat* stats, const int* targets,
-                        float dscale, size_t n, int V, int valid, int v0, int P) {
+                        float dscale, float z, size_t n, int V, int valid, int v0, int P) {
     __shared__ float max, scale, target_gradient;
     const size_t i = blockIdx.x;
     const int step = (int)blockDim.x * VEC, target = targets[i] - v0;
@@ -864,8 +864,11 @@ static __global__ void __launch_bounds__(THREADS)
         const FoSoftmaxStat all = all_ranks(stats, i, n, P);
         losses[i] = loss_of(all);
         max = all.max;
-        scale = dscale / all.sum;
-        if (has_target) { target_gradient = dscale * (exp_of(to_float(row[target]) - max) / all.sum - 1.0f); }
+        const float more = 1.0f + 2.0f * z * (logf(all.sum) + max);
+        scale = dscale * more / all.sum;
+        if (has_target) {
+            target_gradient = dscale * (more * (exp_of(to_float(row[target]) - max) / all.sum) - 1.0f);
+        }
     }
     __syncthreads(); // and the target's logit is read before any is written
     for (int c = (int)threadIdx.x * VEC; c < V; c += AHEAD * step) {
@@ -889,7 +892,7 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 void fo_softmax_loss(float* losses, floatX* logits, const FoSoftmaxStat* stats, const int* targets,
-                     float dscale, size_t n, int V, int valid, int v0, int P, FoStream* s) {
+                     float dscale, float z, size_t n, int V, int valid, int v0, int P, FoStream* s) {
     fo_require(P >= 1, "P=%d, want at least 1", P);
     fo_require(valid >= 0 && valid <= V, "valid=%d, want 0 to V=%d", valid, V);
     FO_OP(s);
@@ -899,7 +902,7 @@ void fo_softmax_loss(float* losses, floatX* logits, const FoSoftmaxStat* stats, 
         return;
     }
     launch(V % VEC == 0 && aligned16(logits) ? softmax_loss_kernel<true> : softmax_loss_kernel<false>,
-           (unsigned)n, loss_threads(V), 0, s, losses, logits, stats, targets, dscale, n, V, valid, v0, P);
+           (unsigned)n, loss_threads(V), 0, s, losses, logits, stats, targets, dscale, z, n, V, valid, v0, P);
 }
 
 // ---- optimizer --------------------------------------------------------------------------------------------

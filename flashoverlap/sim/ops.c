@@ -189,8 +189,8 @@ void fo_softmax_stats(FoSoftmaxStat* stats, const floatX* logits, const int* tar
 }
 
 void fo_softmax_loss(float* losses, floatX* logits, const FoSoftmaxStat* stats, const int* targets,
-                     float dscale, size_t n, int V, int valid, int v0, int P, FoStream* s) {
-    (void)losses, (void)logits, (void)stats, (void)targets, (void)valid, (void)v0, (void)P;
+                     float dscale, float z, size_t n, int V, int valid, int v0, int P, FoStream* s) {
+    (void)losses, (void)logits, (void)stats, (void)targets, (void)z, (void)valid, (void)v0, (void)P;
     queue_bytes(s, "softmax_loss", dscale != 0.0f ? 2 * X * cells(n, V) : F4 * (double)n);
 }
 
