@@ -164,7 +164,7 @@ test: deps ## all tests, in BF16 and FP32 builds
 run-tests: tests benches
 	@B=$(B) bash dev/test/run.sh $(TESTS) $(SCRIPTS)
 run-tests-fp32: tests
-	@B=$(B) bash dev/test/run.sh $(filter-out %_mpi,$(TESTS))
+	@B=$(B) bash dev/test/run.sh $(filter-out %_mpi,$(TESTS)) dev/test/llmc_test.py
 asan: ## the tests under AddressSanitizer and UBSan
 	@$(SUB) SAN=asan run-san
 tsan: ## the tests under ThreadSanitizer: a missing wait is a reported race

@@ -8,6 +8,7 @@ The formats are described in doc/formats.md. All is little endian; a header is 2
 Whatever is wrong with a file raises FormatError; its text is one line: the file, the values, what is wanted.
 """
 
+import math
 import os
 import sys
 
@@ -20,6 +21,15 @@ SHARD32_MAGIC, SHARD32_VERSION = 20240801, 7  # uint32 tokens
 TOKENIZER_MAGIC = 20240328
 OPTIMIZER_MAGIC, OPTIMIZER_VERSION = 20261129, 2  # ours
 LLMC_MAGIC, LLMC_VERSION = 20240527, 1  # of one rank of llm.c
+KINDS = {
+    MODEL_MAGIC: "a model",
+    STATE_MAGIC: "a debug state",
+    SHARD_MAGIC: "a token shard",
+    SHARD32_MAGIC: "a token shard",
+    TOKENIZER_MAGIC: "a tokenizer",
+    OPTIMIZER_MAGIC: "an optimizer state",
+    LLMC_MAGIC: "an optimizer state of llm.c",
+}
 HEADER_NBYTES = 1024
 
 
@@ -65,7 +75,7 @@ DECAYED = ("wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw")  # AdamW's weight
 
 def num_parameters(config):
     """Parameters in the files, those of the padded rows of wte included."""
-    return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values())
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
 # ---- bf16 --------------------------------------------------------------------------------------------------
@@ -117,7 +127,8 @@ def _words(path, data, what, magics):
         raise FormatError(f"{path}: {len(data)} bytes, but a {what} starts with a header of {HEADER_NBYTES}")
     h = np.frombuffer(data, "<i4", 256)
     if int(h[0]) not in magics:
-        hint = " (the bytes are swapped: a big-endian file)" if int(h[0].byteswap()) in magics else ""
+        hint = f" (this is {KINDS[int(h[0])]})" if int(h[0]) in KINDS else ""
+        hint = " (the bytes are swapped: a big-endian file)" if int(h[0].byteswap()) in magics else hint
         want = " or ".join(str(m) for m in magics)
         raise FormatError(f"{path}: magic {h[0]}, but a {what} has {want}{hint}")
     versions = magics[int(h[0])]
@@ -127,9 +138,9 @@ def _words(path, data, what, magics):
     return h
 
 
-def _check_nbytes(path, data, what, nbytes):
-    if len(data) != nbytes:
-        raise FormatError(f"{path}: {len(data)} bytes, but its header says that the {what} has {nbytes}")
+def _check_nbytes(path, have, what, nbytes):
+    if have != nbytes:
+        raise FormatError(f"{path}: {have} bytes, but its header says that the {what} has {nbytes}")
 
 
 def _check_shapes(config, tensors):
@@ -162,13 +173,35 @@ def _config_of(path, h):
     return config
 
 
+def _model_header(path, head, nbytes):
+    h = _words(path, head, "model", {MODEL_MAGIC: (MODEL_FP32, MODEL_BF16)})
+    config = _config_of(path, h)
+    width = 4 if int(h[1]) == MODEL_FP32 else 2
+    _check_nbytes(path, nbytes, "model", HEADER_NBYTES + width * num_parameters(config))
+    return config, int(h[1])
+
+
+def read_model_header(path):
+    """-> (config, version 3 or 5), all checked but the weights, which are not read."""
+    try:
+        with open(path, "rb") as f:
+            return _model_header(path, f.read(HEADER_NBYTES), os.fstat(f.fileno()).st_size)
+    except OSError as e:
+        raise FormatError(f"{path}: cannot be read: {e.strerror}") from None
+
+
+def model_header(config, version):
+    """The first 1024 bytes of a model file."""
+    words = {0: MODEL_MAGIC, 1: version}
+    words.update({2 + i: config[name] for i, name in enumerate(("maxT", "V", "L", "NH", "C", "Vp"))})
+    return _header(words)
+
+
 def read_model(path):
     """-> (config, {name: float32 array}); a bf16 file (version 5) is widened."""
     data = _read(path)
-    h = _words(path, data, "model", {MODEL_MAGIC: (MODEL_FP32, MODEL_BF16)})
-    config = _config_of(path, h)
-    width = 4 if int(h[1]) == MODEL_FP32 else 2
-    _check_nbytes(path, data, "model", HEADER_NBYTES + width * num_parameters(config))
+    config, version = _model_header(path, data, len(data))
+    width = 4 if version == MODEL_FP32 else 2
     body = np.frombuffer(data, "<f4" if width == 4 else "<u2", offset=HEADER_NBYTES)
     return config, _split(config, body if width == 4 else bf16_floats(body))
 
@@ -178,11 +211,9 @@ def write_model(path, config, params, version=MODEL_FP32):
     if version not in (MODEL_FP32, MODEL_BF16):
         raise FormatError(f"{path}: version {version} of a model; 3 (fp32) and 5 (bf16) can be written")
     _check_shapes(config, params)
-    words = {0: MODEL_MAGIC, 1: version}
-    words.update({2 + i: config[name] for i, name in enumerate(("maxT", "V", "L", "NH", "C", "Vp"))})
     flat = (np.ascontiguousarray(params[name], dtype="<f4") for name in tensor_shapes(config))
     body = (x.tobytes() if version == MODEL_FP32 else bf16_bits(x).tobytes() for x in flat)
-    _write(path, [_header(words), *body])
+    _write(path, [model_header(config, version), *body])
 
 
 # ---- debug states: a batch, and what a model makes of it ---------------------------------------------------
@@ -196,7 +227,7 @@ def read_state(path, config):
             f"{path}: B={B}, T={T}, but B is at least 1 and T 1 ... {config['maxT']}, the model's maxT"
         )
     nfloats = B * T * V + 1 + num_parameters(config)
-    _check_nbytes(path, data, "debug state of this model", HEADER_NBYTES + 4 * (2 * B * T + nfloats))
+    _check_nbytes(path, len(data), "debug state of this model", HEADER_NBYTES + 4 * (2 * B * T + nfloats))
     ids = np.frombuffer(data, "<i4", 2 * B * T, HEADER_NBYTES).reshape(2, B, T)
     rest = np.frombuffer(data, "<f4", nfloats, HEADER_NBYTES + ids.nbytes)
     if ids.min() < 0 or ids.max() >= V:
@@ -242,7 +273,7 @@ def read_optimizer(path):
     config = _config_of(path, h[1:])
     blobs = int(h[14:16].view("<u8")[0]) + int(h[16:18].view("<u8")[0])
     n = num_parameters(config)
-    _check_nbytes(path, data, "optimizer state", HEADER_NBYTES + blobs + 12 * n)
+    _check_nbytes(path, len(data), "optimizer state", HEADER_NBYTES + blobs + 12 * n)
     flat = np.frombuffer(data, "<f4", 3 * n, HEADER_NBYTES + blobs)
     return config, int(h[2]), [_split(config, flat[i * n : (i + 1) * n]) for i in range(3)]
 
@@ -280,7 +311,7 @@ def read_shard(path):
     ntok = int(h[2])
     if ntok < 0:
         raise FormatError(f"{path}: {ntok} tokens; a shard has 0 ... {2**31 - 1}")
-    _check_nbytes(path, data, "shard", HEADER_NBYTES + dtype.itemsize * ntok)
+    _check_nbytes(path, len(data), "shard", HEADER_NBYTES + dtype.itemsize * ntok)
     return np.frombuffer(data, dtype, ntok, HEADER_NBYTES).copy()
 
 
@@ -310,7 +341,7 @@ def read_tokenizer(path):
             raise FormatError(f"{path}: ends, or has an empty token, at token {i} of {ntok}")
         tokens.append(data[at + 1 : at + 1 + n])
         at += 1 + n
-    _check_nbytes(path, data, "tokenizer", at)
+    _check_nbytes(path, len(data), "tokenizer", at)
     if not 0 <= eot < ntok:
         raise FormatError(f"{path}: end-of-text token {eot}, want 0 ... {ntok - 1}")
     return tokens, eot

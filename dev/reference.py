@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """GPT-2 in plain PyTorch on the CPU: what train_gpt is compared with. It makes the fixture in dev/fixture/.
 
-    python3 dev/reference.py --write         makes dev/fixture/ anew (models, debug states, ten AdamW steps)
+    python3 dev/reference.py --write         makes dev/fixture/ anew (models, debug states, AdamW steps)
     python3 dev/reference.py --check         makes it again in memory and compares it with what is there
     python3 dev/reference.py --tolerances    measures the errors that fp32 and bf16 rounding explain
 
@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 
 import checkpoint
+import llmc
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixture")
 
@@ -107,17 +108,17 @@ def gradients(params, x, y, config, num=Numbers()):
     return logits.detach(), loss.detach(), dict(zip(leaves, grads))
 
 
-def train(params, x, y, config, num=Numbers()):
-    """Ten AdamW steps on one batch. -> losses [11], norms [10] before clipping, parameters, all gradients."""
-    h = HYPER
+def train(params, batches, config, num=Numbers(), h=HYPER):
+    """An AdamW step a batch (x, y). -> losses, with one more after the last step; norms before clipping;
+    parameters; all gradients."""
     params = {name: p.clone() for name, p in params.items()}
     m = {name: torch.zeros_like(p) for name, p in params.items()}
     v = {name: torch.zeros_like(p) for name, p in params.items()}
     losses, norms, history = [], [], []
-    for t in range(1, NSTEPS + 1):
+    for t, (x, y) in enumerate(batches, 1):
         _, loss, grads = gradients(params, x, y, config, num)
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads.values()))
-        scale = h["clip"] / norm if norm > h["clip"] else 1.0
+        scale = h["clip"] / norm if 0.0 < h["clip"] < norm else 1.0
         for name, p in params.items():
             g = grads[name] * scale
             m[name].mul_(h["beta1"]).add_(g, alpha=1.0 - h["beta1"])
@@ -244,8 +245,8 @@ def make(name):
     config, rng = FIXTURES[name]["config"], np.random.RandomState(FIXTURES[name]["seed"])
     params = random_params(config, rng)
     x, y = random_batch(rng)
-    args = (to_torch(params, torch.float64), torch.from_numpy(x), torch.from_numpy(y), config)
-    return params, x, y, gradients(*args), train(*args)
+    start, batch = to_torch(params, torch.float64), (torch.from_numpy(x), torch.from_numpy(y))
+    return params, x, y, gradients(start, *batch, config), train(start, [batch] * NSTEPS, config)
 
 
 STEPS_HEAD = """\
@@ -290,6 +291,19 @@ def steps_text(name, params, trained):
     return "\n".join(rows) + "\n"
 
 
+LLMC_HEAD = """\
+# The first losses of llm.c's train_gpt2.c on the model and the shard that dev/llmc.py makes, in float64.
+# Made by: python3 dev/reference.py --write. A line is a step, from 1, and its loss before the update.
+"""
+
+
+def llmc_text():
+    params = to_torch(llmc.random_params(), torch.float64)
+    batches = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in llmc.batches()]
+    losses = train(params, batches, llmc.CONFIG, h=llmc.HYPER)[0][: llmc.NSTEPS]
+    return LLMC_HEAD + "".join(f"{t} {loss:.9g}\n" for t, loss in enumerate(losses, 1))
+
+
 def write_fixture(folder):
     """Writes all files of the fixture, and returns their names."""
     names = []
@@ -307,7 +321,9 @@ def write_fixture(folder):
         with open(f"{path}_steps.txt", "w") as f:
             f.write(steps_text(name, params, trained))
         names += [f"{name}_debug_state.bin", f"{name}_steps.txt"]
-    return names
+    with open(os.path.join(folder, llmc.LOSSES), "w") as f:
+        f.write(llmc_text())
+    return names + [llmc.LOSSES]
 
 
 def largest_difference(old, new):
@@ -367,7 +383,7 @@ def errors(name):
     found = {}
     for what, num in [("fp32", Numbers())] + [(f"bf16 P={P}", Bf16(P)) for P in (1, 2, 3, 4)]:
         got_logits, got_loss, got = gradients(start, x, y, config, num)
-        got_losses, got_norms, got_after, _ = train(start, x, y, config, num)
+        got_losses, got_norms, got_after, _ = train(start, [(x, y)] * NSTEPS, config, num)
         e = {"logits": relative(got_logits, logits), "loss": relative(got_loss, loss)}
         e.update({f"d {tensor}": relative(got[tensor], g) for tensor, g in grads.items()})
         e["ten losses (worst)"] = max(abs(a / b - 1.0) for a, b in zip(got_losses, losses))

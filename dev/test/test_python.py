@@ -224,7 +224,7 @@ def check_reference():
     state = ck.read_state(fixture("odd_debug_state.bin"), config)
     x, y = (torch.from_numpy(state[name].astype(np.int64)) for name in ("x", "y"))
     start = reference.to_torch(params, torch.float64)
-    losses, _, after, _ = reference.train(start, x, y, config)
+    losses, _, after, _ = reference.train(start, [(x, y)] * reference.NSTEPS, config)
     ours = {name: p.clone().requires_grad_() for name, p in start.items()}
     vectors = [p for name, p in ours.items() if name.startswith("ln") or name.endswith("b")]
     weights = [ours[name] for name in ("wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw")]
