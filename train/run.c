@@ -16,50 +16,6 @@ void user_error(int tells, const char* err) {
     fo_quit(1, "%s", err);
 }
 
-static int nearest_below(int x, int unit) {
-    return x / unit * unit > 0 ? x / unit * unit : unit;
-}
-
-// is there a head for each rank?
-static int check_heads(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
-    int tp = opt->tp, up = opt->up, P = up * tp;
-    if (P > c.NH && up == 1) {
-        return train_error(err,
-                           "--tp %d: the model has %d heads, one for each rank at least: --tp %d at most", tp,
-                           c.NH, c.NH);
-    }
-    if (P > c.NH) {
-        return train_error(err,
-                           "--up %d * --tp %d: the model has %d heads, one for each of their ranks at least: "
-                           "%d ranks at most",
-                           up, tp, c.NH, c.NH);
-    }
-    return 0;
-}
-
-int run_check_cuts(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
-    int tp = opt->tp, up = opt->up, P = up * tp, B = opt->batch, T = opt->seq_len, m = opt->overlap.m;
-    if (T > c.maxT) {
-        return train_error(err, "-t %d: the model has positions for %d tokens: -t %d at most", T, c.maxT,
-                           c.maxT);
-    }
-    if (check_heads(opt, c, err)) { return -1; }
-    if (up > 1 && T % (2 * P) != 0) {
-        return train_error(err, "--up %d: does not cut T=%d tokens into 2*up*tp=%d blocks: try -t %d", up, T,
-                           2 * P, nearest_below(T, 2 * P));
-    }
-    if (B % P != 0 && T % (2 * P) != 0) {
-        return train_error(
-            err, "--tp %d: cuts neither B=%d sequences nor T=%d tokens into 2*tp blocks: try -b %d or -t %d",
-            P, B, T, (B + P - 1) / P * P, nearest_below(T, 2 * P));
-    }
-    if (tp > 1 && B * T / P % m != 0) {
-        return train_error(err, "--overlap %s:%d: a rank's %d tokens (B*T/(up*tp)) are not a multiple of %d",
-                           fo_mode_name(opt->overlap.mode), m, B * T / P, m);
-    }
-    return 0;
-}
-
 // ---- what is said -----------------------------------------------------------------------------------------
 static void print_model(const Trainer* tr, const GPT* g) {
     const TrainOptions* opt = tr->opt;
@@ -93,17 +49,24 @@ static void print_model(const Trainer* tr, const GPT* g) {
     report_rule();
 }
 
-static size_t total_nbytes(GPTBytes b) {
-    return b.params + b.grads + b.optimizer + b.acts;
+// of a rank's arrays; what it needs beside them: beside_nbytes
+static void print_memory(const char* who, GPTBytes b) {
+    printf("memory of %s: %zu MiB for model parameters, %zu MiB for gradients, %zu MiB for AdamW's m, v "
+           "and masters, %zu MiB for activations, in all %.1f MiB\n",
+           who, b.params >> 20, b.grads >> 20, b.optimizer >> 20, b.acts >> 20,
+           (double)total_nbytes(b) / 1048576.0);
 }
 
-// of a rank's arrays; what it needs beside them: beside_nbytes
-static void print_memory(const GPT* g, int rank) {
-    GPTBytes b = gpt_nbytes(g);
-    printf("memory of rank %d: %zu MiB for model parameters, %zu MiB for gradients, %zu MiB for AdamW's m, v "
-           "and masters, %zu MiB for activations, in all %.1f MiB\n",
-           rank, b.params >> 20, b.grads >> 20, b.optimizer >> 20, b.acts >> 20,
-           (double)total_nbytes(b) / 1048576.0);
+// of the rank that needs most: before any rank takes it
+static void print_most_memory(const TrainOptions* opt, GPTConfig c) {
+    const int world = opt->dp * opt->up * opt->tp;
+    char who[80];
+    int rank;
+    const GPTBytes b = fit_most(opt, c, &rank);
+    (void)snprintf(who, sizeof who, world > 1 ? "rank %d, which needs most of %d ranks" : "rank %d", rank,
+                   world);
+    print_memory(who, b);
+    fflush(stdout);
 }
 
 /* What P threads of a process need beside their arrays, as measured (cpu, models of 0.3 to 1 GB, P = 1, 2, 4,
@@ -134,7 +97,6 @@ void run_print_start(const Trainer* tr) {
     int P = g->mesh.up * g->mesh.tp;
     if (g->config.NH % P) { printf("note: %d heads over %d ranks: some have one more\n", g->config.NH, P); }
     printf("num_parameters: %zu => bytes: %zu\n", g->ts.ntotal, g->ts.ntotal * sizeof(floatX));
-    print_memory(g, 0);
     printf("batch_size B=%d * seq_len T=%d and total_batch_size=%d\n=> setting grad_accum_steps=%d\n",
            opt->batch, opt->seq_len, opt->total_batch, tr->grad_accum);
     if (tr->first_step) { printf("resuming at step %d\n", tr->first_step); }
@@ -159,13 +121,16 @@ static int exposed_by_op(const GPT* g, const char* name[NSITES + 1], double ms[N
     return n;
 }
 
+// floating point operations of a training step, for each of its tokens; llm.c's formula
+static double flops_a_token(const GPT* g, int T) {
+    return 6.0 * (double)g->ts.ntotal + 6.0 * g->config.L * (double)g->config.C * T;
+}
+
 int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double norm_z, float lr,
                    double seconds, Scalars sum, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
-    GPTConfig c = tr->gpt.config;
     double tokens = (double)opt->total_batch, rate = tokens / seconds, P = (double)fo_group_size(tr->world);
-    double flops =
-        6.0 * (double)tr->gpt.ts.ntotal + 6.0 * c.L * (double)c.C * opt->seq_len; // a token; llm.c's formula
+    double flops = flops_a_token(&tr->gpt, opt->seq_len);
     if (tr->step > tr->first_step) { // the first step of a run makes primitives and warms up
         tr->tokens_per_s = 0.95 * tr->tokens_per_s + 0.05 * rate;
         tr->nmeasured++;
@@ -586,7 +551,7 @@ static int size_for_prompts(Trainer* tr, GPTConfig c, TrainOptions* sized, char 
 // the same of an evaluation
 static int size_for_evaluation(Trainer* tr, GPTConfig c, TrainOptions* sized, char err[TRAIN_ERR]) {
     sized->recompute = 3, sized->keep_gathered = 0;
-    return run_check_cuts(tr->opt, c, err) || open_evaluation(tr, c, err) ? -1 : 0;
+    return check_cuts(tr->opt, c, err) || open_evaluation(tr, c, err) ? -1 : 0;
 }
 
 // does a prompt fit the activations that training has?
@@ -610,11 +575,12 @@ void run_open(Trainer* tr) {
     if (find_model(opt, &c, path, &tr->first_step, tr->rank == 0, err) ||
         (opt->generate ? size_for_prompts(tr, c, &sized, err)
          : opt->eval   ? size_for_evaluation(tr, c, &sized, err)
-                       : run_check_cuts(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err) ||
+                       : check_cuts(opt, c, err) || open_data(tr, c, err) || check_prompts(tr, c, err) ||
                            check_trace(tr, err) || check_profile(tr, err))) {
         user_error(tr->rank == 0, err);
     }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
+    if (tr->rank == 0 && !opt->generate) { print_most_memory(&sized, c); }
     // of threads the first that finds out is the one that tells
     const int tells = tr->rank == 0 || strcmp(fo_group_transport(tr->world), "local") == 0;
     if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(tells, err); }
@@ -683,13 +649,23 @@ static int dry_plans(const GPT* g, const TrainOptions* opt, char* text, size_t n
     return 0;
 }
 
+// what scripts/run_common.sh makes hours and disk space of
+static void dry_costs(const GPT* g, const TrainOptions* opt) {
+    const size_t model = 1024 + g->ts.ntotal * sizeof(floatX);
+    const size_t state = 1024 + DATA_STATE_NBYTES + sizeof(TrainerState) + 12 * g->ts.ntotal;
+    const int micro = opt->batch * opt->seq_len * opt->dp;
+    printf("a step has %d tokens, %d micro-steps of %d; a token takes %.0f floating point operations\n",
+           opt->total_batch, opt->total_batch / micro, micro, flops_a_token(g, opt->seq_len));
+    printf("a checkpoint has %zu bytes: model %zu, state %zu\n", model + state, model, state);
+}
+
 int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]) {
     GPTConfig c;
     char path[CHECKPOINT_PATH], text[8192]; // a plan of 16 ranks and 16 sub-chunks has over 5,000 characters
-    int step, world = opt->dp * opt->up * opt->tp, largest = 0;
+    int step, world = opt->dp * opt->up * opt->tp;
     GPT g;
     memset(&c, 0, sizeof c);
-    if (find_model(opt, &c, path, &step, 1, err) || run_check_cuts(opt, c, err)) { return -1; }
+    if (find_model(opt, &c, path, &step, 1, err) || check_cuts(opt, c, err)) { return -1; }
     report_options(opt);
     gpt_sizes(&g, c, opt, 0);
     printf("%-10s %6s %20s %20s %20s\n", "tensor", "layers", "shape", "on rank 0", "parameters");
@@ -702,24 +678,21 @@ int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]) {
                (size_t)t->layers * t->rows * t->cols);
     }
     printf("%-10s %69zu\n", "all", g.ts.ntotal);
-    size_t total = beside_nbytes(world), most = 0;
-    for (int r = 0; r < world; r++) {
+    size_t total = beside_nbytes(world);
+    for (int r = 0; r < world && world <= FO_MAX_RANKS; r++) {
         gpt_sizes(&g, c, opt, r);
-        size_t nbytes = total_nbytes(gpt_nbytes(&g));
-        if (world <= FO_MAX_RANKS) { print_memory(&g, r); }
-        if (nbytes > most) { most = nbytes, largest = r; }
-        total += nbytes;
+        (void)snprintf(text, sizeof text, "rank %d", r);
+        print_memory(text, gpt_nbytes(&g));
+        total += total_nbytes(gpt_nbytes(&g));
     }
+    if (world > 1) { print_most_memory(opt, c); }
     if (world <= FO_MAX_RANKS) {
         printf(
             "memory of the process, ranks as threads: about %zu MiB, of them %zu for libraries, threads and "
             "buffers\n",
             total >> 20, beside_nbytes(world) >> 20);
-    } else {
-        printf("%d ranks; the one that needs most:\n", world);
-        gpt_sizes(&g, c, opt, largest);
-        print_memory(&g, largest);
     }
     gpt_sizes(&g, c, opt, 0);
+    dry_costs(&g, opt);
     return dry_plans(&g, opt, text, sizeof text, err);
 }

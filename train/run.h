@@ -101,9 +101,6 @@ void run_profile_end(Trainer* tr, int stop);
 // model and state of tr->step, complete or not at all; collective
 int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]);
 
-// can this model, batch and mode be cut across the mesh? 0, or -1 with the reason and what would work
-int run_check_cuts(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]);
-
 // what would be done, without doing it: parameters, memory of each rank, the plan of each operation
 int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]);
 

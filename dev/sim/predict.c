@@ -8,6 +8,7 @@
 #define TESTING
 #include "train_gpt.cu"
 #include "flashoverlap/sim/sim.h"
+#include "train/fit.h"
 #include "train/rng.h"
 
 enum { NMODES = 5, NBEST = 8 };
@@ -216,7 +217,7 @@ static int plan_modes(const SimHardware* h, GPTConfig c, TrainOptions opt, char 
            "MFU", "tok/s");
     for (int k = 0; k < NMODES; k++) {
         opt.overlap = MODES[k];
-        done[k] = run_check_cuts(&opt, c, err) == 0;
+        done[k] = check_cuts(&opt, c, err) == 0;
         if (!done[k]) { continue; }
         any = 1;
         p[k] = predict(h, c, &opt, NULL, err);
@@ -252,7 +253,7 @@ static int fit_batch(const TrainOptions* opt, GPTConfig c, int dp) {
         TrainOptions o = *opt;
         o.batch = B, o.dp = dp;
         const long long tokens = (long long)B * o.seq_len * dp;
-        if (o.total_batch % tokens == 0 && run_check_cuts(&o, c, err) == 0) { return B; }
+        if (o.total_batch % tokens == 0 && check_cuts(&o, c, err) == 0) { return B; }
     }
     return 0;
 }
@@ -310,7 +311,7 @@ int run_plan(const TrainOptions* opt, char err[TRAIN_ERR]) {
     if (sim_hardware_read(&h, opt->plan, why)) { return train_error(err, "--plan: %s", why); }
     const int kind = model_parse(opt->model, &c, err);
     if (kind < 0 || (kind == 1 && checkpoint_read_header(opt->model, &c, &version, err))) { return -1; }
-    if (run_check_cuts(opt, c, err)) { return -1; }
+    if (check_cuts(opt, c, err)) { return -1; }
     printf("# predicted, not measured: the schedules of training, run on a simulated device\n");
     printf("hardware   %s: GEMM %g, attention %g TFLOP/s, link %g GB/s, %g us; %g ranks a machine, between "
            "them %g "

@@ -353,6 +353,14 @@ def test_memory():
         optimizer.append([int(x) for x in found.groups()])
     check(optimizer[1][1] * 3.6 < optimizer[0][1] and optimizer[1][0] == optimizer[0][0], f"ZeRO 1: {optimizer}")
     check(optimizer[2][0] * 3 < optimizer[0][0] and optimizer[2][1] == optimizer[1][1], f"ZeRO 2: {optimizer}")
+    run = dry("-b", 1, "-t", 96, "--tp", 3, model="L=2,C=200,NH=25,V=1000,maxT=96")
+    each = [float(x) for x in re.findall(r"rank \d: .*in all (\S+) MiB", run.out)]
+    most = re.search(r"memory of rank (\d), which needs most of 3 ranks: .*in all (\S+) MiB", run.out)
+    check(each[int(most.group(1))] == float(most.group(2)) == max(each) > min(each), f"the most of {each}: {most.group()}")
+    for np in (0, 2) if MPI else (0,):  # 3 TB: no machine has them
+        run = refused("needs|MiB (parameters|its device has|is too much: a smaller", "-x", 1, "-t", 16, "--tp", 2, np=np,
+                      model="gpt3:c12288")
+        check(run.out.startswith("memory of rank 0, which needs most of 2 ranks: "), f"said before: {run.out[:300]}")
     start = time.time()
     run = dry("--world", 1024, "--up", 2, "--tp", 8, "-b", 8, "-t", 1024, "-z", 1, model="gpt2:d48")
     check(time.time() - start < 20, f"1,024 ranks: {time.time() - start:.1f} s")
