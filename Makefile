@@ -22,13 +22,15 @@ B := $(call folder,$(DEVICE))
 
 NO_MPI  := $(if $(filter 0,$(MPI)),%_mpi.c)
 NO_CUDA := $(if $(filter cpu,$(DEVICE)),%/test_attention_calls.c)
+# the emulated NCCL is MPI
+NO_TCP  := $(if $(filter cpu,$(DEVICE)),,%/test_comm_tcp.c)
 NO_EMU  := $(if $(filter emu,$(DEVICE)),,%/test_step.cu)
 NEUTRAL := $(filter-out $(NO_MPI),$(wildcard flashoverlap/*.c train/*.c data/*.c))
 DEVICES := $(if $(filter cpu,$(DEVICE)),$(wildcard flashoverlap/cpu/*.c),$(wildcard flashoverlap/cuda/*.cu))
 EMU     := $(if $(filter emu,$(DEVICE)),$(filter-out $(if $(filter check,$(SAN)),,%/check.cpp %/check_host.cpp),$(wildcard dev/emu/*.cpp)))
 LIB     := $(patsubst %,$(B)/%.o,$(NEUTRAL) $(filter-out $(NO_MPI),$(DEVICES)))
 WHOLE   := $(EMU:%=$(B)/%.o) # linked as they are: the emulator's parts find each other without asking
-TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI) $(NO_CUDA),$(wildcard dev/test/test_*.c))) \
+TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI) $(NO_CUDA) $(NO_TCP),$(wildcard dev/test/test_*.c))) \
            $(patsubst %.cu,$(B)/%,$(filter-out $(NO_EMU),$(wildcard test_*.cu dev/test/test_*.cu $(if $(filter emu,$(DEVICE)),dev/emu/test/test_*.cu))))
 SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py dev/test/cuda_test.py,$(wildcard dev/test/*.sh dev/test/*.py))
 # all but one look into the cpu device, or want its emulated speeds
@@ -132,7 +134,7 @@ $(B)/lib.a: $(LIB)
 	@rm -f $@ && ar rcs $@ $^
 # --plan: all that is neutral once more, with a simulated device and more ranks. One object, of which run_plan alone is
 # seen from outside; it calls nothing of the real device
-SIM := $(patsubst %,$(B)/sim/%.o,$(filter-out %/fo.c %/fo_comm.c %/fo_threads.c %_mpi.c,$(NEUTRAL)) $(wildcard flashoverlap/sim/*.c) dev/sim/predict.c)
+SIM := $(patsubst %,$(B)/sim/%.o,$(filter-out %/fo.c %/fo_comm.c %/fo_threads.c %/fo_sockets.c %/fo_rendezvous.c %_mpi.c,$(NEUTRAL)) $(wildcard flashoverlap/sim/*.c) dev/sim/predict.c)
 $(B)/sim/%.c.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo 'CC   $< (simulated)'

@@ -887,6 +887,9 @@ static void rank_main(FoGroup* world, void* arg) {
     Trainer* tr = (Trainer*)calloc(1, sizeof *tr);
     fo_require(tr != NULL, "out of memory");
     tr->opt = &run->opt, tr->world = world, tr->rank = fo_group_rank(world);
+    signal(SIGINT, on_signal); // not before: while processes wait for each other at the start these end them
+    signal(SIGTERM, on_signal);
+    signal(SIGUSR1, on_signal); // mpirun hands it on, and kills soon after the other two
     run_open(tr);
     fo_group_patience(world, run->opt.timeout); // all have come from a barrier
     int stop = run->opt.generate ? generate(tr, stopping) : run->opt.eval ? score(tr) : train(tr);
@@ -897,17 +900,17 @@ static void rank_main(FoGroup* world, void* arg) {
 }
 
 #ifndef TESTING
-// all that main can say without training; one of the processes that were started says it
-static void speak_main(FoGroup* world, void* arg) {
-    Run* run = (Run*)arg;
-    if (fo_group_rank(world) != 0) { return; }
+// All that main can say without training; of the processes that a launcher started one says it. The others
+// give it time to, if it is an error, and no transport is opened: it might not start on this machine.
+static void speak(Run* run) {
+    const int speaks = fo_launch_speaks();
     int bad = run->err[0] != 0;
-    if (!bad && run->opt.help) {
+    if (!bad && run->opt.help && speaks) {
         options_help(stdout, run->program);
-    } else if (!bad) {
+    } else if (!bad && !run->opt.help && speaks) {
         bad = run->opt.plan[0] ? run_plan(&run->opt, run->err) : run_dry(&run->opt, run->err);
     }
-    if (bad) { fo_quit(1, "%s", run->err); }
+    if (bad) { user_error(speaks, run->err); }
 }
 
 int main(int argc, char** argv) {
@@ -916,14 +919,11 @@ int main(int argc, char** argv) {
     const int bad = options_parse(&run.opt, argc, argv, run.err);
     if (argc == 1 && !bad) { run.opt.help = 1; }
     if (bad || run.opt.help || run.opt.dry_run || run.opt.plan[0]) {
-        fo_ranks_run(fo_ranks_launched(), speak_main, &run);
+        speak(&run);
         return 0;
     }
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
-    signal(SIGUSR1, on_signal); // mpirun hands it on, and kills soon after the other two
-    signal(SIGXFSZ, SIG_IGN);   // a full quota is an error of write, told in one line
-    fo_ranks_run(run.opt.dp * run.opt.up * run.opt.tp, rank_main, &run);
+    signal(SIGXFSZ, SIG_IGN); // a full quota is an error of write, told in one line
+    fo_launch_run(&run.opt.launch, run.opt.dp * run.opt.up * run.opt.tp, rank_main, &run);
     return run.status;
 }
 #endif

@@ -5,46 +5,10 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 // ---- ranks ------------------------------------------------------------------------------------------------
-/* What launchers tell each process. Open MPI 4 and 5 set the first two; MVAPICH the next; MPICH's and Intel's
- * (hydra), and srun with PMI-1 or PMI-2, PMI_*; srun with PMIx only its own. An mpirun inside a step of Slurm
- * comes before it.
- */
-static const struct {
-    const char *size, *rank, *local_rank;
-} LAUNCHERS[] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"},
-                 {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"},
-                 {"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"},
-                 {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"}};
-
-// processes launched, which of them this is, and which of those on this machine (-1: unknown)
-static int launched(int* rank, int* local_rank) {
-    for (size_t i = 0; i < sizeof LAUNCHERS / sizeof *LAUNCHERS; i++) {
-        const char *n = getenv(LAUNCHERS[i].size), *r = getenv(LAUNCHERS[i].rank);
-        const char* local = getenv(LAUNCHERS[i].local_rank);
-        if (n && atoi(n) > 0) {
-            *rank = r ? atoi(r) : 0;
-            *local_rank = local ? atoi(local) : -1;
-            return atoi(n);
-        }
-    }
-    *rank = 0;
-    *local_rank = -1;
-    return 1;
-}
-
-int fo_ranks_launched(void) {
-    int rank, local_rank;
-    return launched(&rank, &local_rank);
-}
-
-int fo__local_rank(int rank) {
-    int any, local_rank, n = launched(&any, &local_rank);
-    return n > 1 && local_rank >= 0 ? local_rank : rank;
-}
-
 static FoGroup* group_new(void) {
     FoGroup* g = calloc(1, sizeof *g);
     fo_require(g != NULL, "out of memory");
@@ -107,56 +71,71 @@ void fo__quit_first(int rank, const char* message) {
     _exit(1);
 }
 
-static void run_process(int P, int n, int rank, FoRankBody body, void* arg) {
+// Polls without a pause for the time that a small message takes, then sleeps: 50 us, and 100 us once it takes
+// long. Of 50, 100, 200 and 500 us the longer made messages late, the shortest cost half as much time again.
+void fo__rest(double quiet_s) {
+    struct timespec t = {0, quiet_s < 1e-3 ? 50000 : 100000};
+    if (quiet_s > 20e-6) { nanosleep(&t, NULL); }
+}
+
+void fo__hosts_barrier(FoGroup* g) {
+    g->hosts->barrier(g);
+}
+
+static void run_process(const FoLaunch* l, int P, FoRankBody body, void* arg) {
+    const int n = l->n;
     char message[256];
-#if FO_MPI
-    FoGroup* g = group_new();
-    g->rank = rank; // so that the first can say what is wrong
-    fo__process_open(g);
-    if (g->size != n) {
+    if (l->init == FO_INIT_MPI && !FO_MPI) {
         snprintf(
             message, sizeof message,
-            "%d processes were started, but MPI counts %d: start them by the mpirun of the MPI that this was "
-            "built with",
-            n, g->size);
-        fo__quit_first(rank, message);
+            "%d processes were started, but this program was built without MPI: build it with MPI=1, let "
+            "them meet by -pi tcp, or start one process, whose threads are then the %d rank%s",
+            n, P, P == 1 ? "" : "s");
+        fo__quit_first(l->rank, message);
     }
-    fo_die_rank(g->rank);
     if (P != n) {
         snprintf(
             message, sizeof message,
             "asked for %d rank%s, but %d processes were started: ask for %d ranks, or start %d process%s", P,
             P == 1 ? "" : "s", n, n, P, P == 1 ? "" : "es");
-        fo__quit_first(g->rank, message);
+        fo__quit_first(l->rank, message);
     }
+    FoGroup* g = group_new();
+    g->rank = l->rank; // so that the first can say what is wrong
+    fo__process_open(g, l);
+    if (g->size != n) {
+        snprintf(
+            message, sizeof message,
+            "%d processes were started, but MPI counts %d: start them by the mpirun of the MPI that this was "
+            "built with, or let them meet by -pi tcp",
+            n, g->size);
+        fo__quit_first(l->rank, message);
+    }
+    fo_die_rank(g->rank);
     body(g, arg);
     group_close(g);
-#else
-    (void)body;
-    (void)arg;
-    snprintf(message, sizeof message,
-             "%d processes were started, but this program was built without MPI: build it with MPI=1, or "
-             "start one "
-             "process, whose threads are then the %d rank%s",
-             n, P, P == 1 ? "" : "s");
-    fo__quit_first(rank, message);
-#endif
 }
 
-void fo_ranks_run(int P, FoRankBody body, void* arg) {
-    int rank, local_rank, n = launched(&rank, &local_rank);
-    if (n > FO_MAX_RANKS) {
+void fo_launch_run(const FoLaunch* l, int P, FoRankBody body, void* arg) {
+    if (l->n > FO_MAX_RANKS) {
         char message[80];
-        snprintf(message, sizeof message, "%d processes were started; %d at most can be ranks", n,
+        snprintf(message, sizeof message, "%d processes were started; %d at most can be ranks", l->n,
                  FO_MAX_RANKS);
-        fo__quit_first(rank, message);
+        fo__quit_first(l->rank, message);
     }
     fo_require(P >= 1 && P <= FO_MAX_RANKS, "%d ranks, must be 1 to %d", P, FO_MAX_RANKS);
-    if (n > 1) {
-        run_process(P, n, rank, body, arg);
+    if (l->n > 1) {
+        run_process(l, P, body, arg);
     } else {
         run_threads(P, body, arg);
     }
+}
+
+void fo_ranks_run(int P, FoRankBody body, void* arg) {
+    FoLaunch l = fo_launch_default();
+    char err[FO_LAUNCH_ERR];
+    if (fo_launch_find(&l, err)) { fo__quit_first(l.rank, err); }
+    fo_launch_run(&l, P, body, arg);
 }
 
 // ---- groups -----------------------------------------------------------------------------------------------

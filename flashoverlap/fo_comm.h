@@ -1,13 +1,14 @@
 /* fo_comm.h -- ranks, and bytes between them: part three of the cut.
  *
- * A rank is a thread of this process (transport "local") or a process started by mpirun ("mpi"; on cuda
- * "nccl"). Above this header they are the same. Sends and receives are queued on a stream and done in its
- * order; the sends and receives between begin and end are one exchange, which progresses as a whole and is
- * done when all of them are.
+ * A rank is a thread of this process (transport "local") or a process ("mpi" or "tcp"; on cuda "nccl").
+ * fo_launch.h says how processes are started. Above this header they are the same. Sends and receives are
+ * queued on a stream and done in its order; the sends and receives between begin and end are one exchange,
+ * which progresses as a whole and is done when all of them are.
  */
 #ifndef FO_COMM_H
 #define FO_COMM_H
 #include "flashoverlap/fo.h"
+#include "flashoverlap/fo_launch.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -18,20 +19,20 @@ typedef void (*FoRankBody)(FoGroup* world, void* arg);
 
 /* fo_ranks_run -- runs body once for each of P ranks and waits for all of them.
  *
- * Started by mpirun with more than one process, each process is one rank and P must be their number,
+ * Where a launcher has started more than one process, each is one rank and P must be their number,
  * FO_MAX_RANKS at most (else one line and exit status 1). Otherwise ranks are P threads of this process. arg
  * is handed to every rank of this process as it is.
  * Errors: dies if P is not in 1..FO_MAX_RANKS.
  */
 void fo_ranks_run(int P, FoRankBody body, void* arg);
 
-// processes that mpirun started (1 without it); may be called before fo_ranks_run
-int fo_ranks_launched(void);
+// the same where the program's options have a say, too: l as fo_launch_find has left it
+void fo_launch_run(const FoLaunch* l, int P, FoRankBody body, void* arg);
 
 int fo_group_rank(const FoGroup* g);
 int fo_group_size(const FoGroup* g);
 int fo_group_nlocal(const FoGroup* g);            // ranks of it on this machine
-const char* fo_group_transport(const FoGroup* g); // "local", "mpi" or "nccl"
+const char* fo_group_transport(const FoGroup* g); // "local", "mpi", "tcp" or "nccl"
 
 // The calling threads of all ranks meet. Nothing of the group may be queued; other groups' exchanges may run.
 void fo_group_barrier(FoGroup* g);

@@ -1,7 +1,6 @@
 // fo_mpi.c -- see fo_mpi.h. Nobody spins for long: cores are there to compute.
 #include "flashoverlap/fo_mpi.h"
 #include <stdlib.h>
-#include <time.h>
 
 void fo__mpi_check(int err, const char* file, int line, const char* func, const char* what) {
     char text[MPI_MAX_ERROR_STRING];
@@ -9,13 +8,6 @@ void fo__mpi_check(int err, const char* file, int line, const char* func, const 
     if (err == MPI_SUCCESS) { return; }
     MPI_Error_string(err, text, &n);
     fo_die(file, line, func, "%s: %s", what, text);
-}
-
-// Polls without a pause for the time that a small message takes, then sleeps: 50 us, and 100 us once it takes
-// long. Of 50, 100, 200 and 500 us the longer made messages late, the shortest cost half as much time again.
-void fo__mpi_rest(double quiet_s) {
-    struct timespec t = {0, quiet_s < 1e-3 ? 50000 : 100000};
-    if (quiet_s > 20e-6) { nanosleep(&t, NULL); }
 }
 
 static int barrier_ended(struct FoMpi* mpi, MPI_Request* req) {
@@ -26,7 +18,7 @@ static int barrier_ended(struct FoMpi* mpi, MPI_Request* req) {
     return ended;
 }
 
-void fo__mpi_barrier(FoGroup* g) {
+static void mpi_barrier(FoGroup* g) {
     MPI_Request req;
     double quiet_s = 0.0, before = fo_now(), patience = g->world->patience_s;
     pthread_mutex_lock(g->mpi->lock);
@@ -37,7 +29,7 @@ void fo__mpi_barrier(FoGroup* g) {
         quiet_s += fo__waited_s(now - before);
         before = now;
         fo_require(quiet_s < patience, "waited %.1f s at a barrier", patience);
-        fo__mpi_rest(quiet_s);
+        fo__rest(quiet_s);
     }
 }
 
@@ -59,20 +51,21 @@ static struct FoMpi* mpi_new(void) {
     return mpi;
 }
 
-void fo__mpi_split(FoGroup* g, int color, FoGroup* part) {
+static void mpi_split(FoGroup* g, int color, FoGroup* part) {
     struct FoMpi* mpi = mpi_new();
     mpi->lock = g->mpi->lock;
-    fo__mpi_barrier(g); // so that what follows, which waits with the lock, waits for nobody who needs it
+    mpi_barrier(g); // so that what follows, which waits with the lock, waits for nobody who needs it
     pthread_mutex_lock(mpi->lock);
     mpi_check(MPI_Comm_split(g->mpi->comm, color, g->rank, &mpi->comm));
     open_group(part, mpi);
+    part->hosts = g->hosts;
     mpi_check(MPI_Allgather(&g->world_ranks[g->rank], 1, MPI_INT, part->world_ranks, 1, MPI_INT, mpi->comm));
     pthread_mutex_unlock(mpi->lock);
 }
 
-void fo__mpi_close(FoGroup* g) {
+static void mpi_close(FoGroup* g) {
     struct FoMpi* mpi = g->mpi;
-    fo__mpi_barrier(g); // so that MPI_Comm_free, and MPI_Finalize, which spins, have nobody to wait for
+    mpi_barrier(g); // so that MPI_Comm_free, and MPI_Finalize, which spins, have nobody to wait for
     pthread_mutex_lock(mpi->lock);
     mpi_check(MPI_Comm_free(&mpi->comm));
     pthread_mutex_unlock(mpi->lock);
@@ -84,9 +77,18 @@ void fo__mpi_close(FoGroup* g) {
     free(mpi);
 }
 
-static void abort_all(int status) {
+static void mpi_bcast(FoGroup* g, void* p, size_t nbytes) {
+    mpi_barrier(g); // so that the next call, which waits with the lock, waits for nobody
+    pthread_mutex_lock(g->mpi->lock);
+    mpi_check(MPI_Bcast(p, (int)nbytes, MPI_BYTE, 0, g->mpi->comm));
+    pthread_mutex_unlock(g->mpi->lock);
+}
+
+static void mpi_abort(int status) {
     MPI_Abort(MPI_COMM_WORLD, status);
 }
+
+static const FoHosts MPI = {mpi_barrier, mpi_split, mpi_bcast, mpi_close, mpi_abort};
 
 void fo__mpi_open(FoGroup* g) {
     struct FoMpi* mpi = mpi_new();
@@ -97,9 +99,10 @@ void fo__mpi_open(FoGroup* g) {
     fo_require(provided >= MPI_THREAD_SERIALIZED,
                "this MPI gives thread level %d, needed is MPI_THREAD_SERIALIZED (%d)", provided,
                MPI_THREAD_SERIALIZED);
-    fo_die_abort(abort_all);
+    fo_die_abort(mpi_abort);
     mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &mpi->comm));
     pthread_mutex_init(&mpi->lock_of_world, NULL);
     mpi->lock = &mpi->lock_of_world;
     open_group(g, mpi);
+    g->hosts = &MPI;
 }

@@ -2,12 +2,14 @@
  * files sees it.
  *
  * fo_comm.c holds what all devices have in common: ranks, groups, the collecting of an exchange into a
- * FoBatch. A device says how a batch is carried out (fo__exchange) and opens its two transports: one between
- * ranks that are threads (fo_threads.c has the host's side of that), one between processes (fo_mpi.c).
+ * FoBatch. A device says how a batch is carried out (fo__exchange) and opens its transports: one between
+ * ranks that are threads (fo_threads.c has the host's side of that), one between processes (fo_mpi.c,
+ * fo_sockets.c).
  */
 #ifndef FO_TRANSPORT_H
 #define FO_TRANSPORT_H
 #include "flashoverlap/fo_comm.h"
+#include "flashoverlap/fo_launch.h"
 #include "flashoverlap/fo_ops.h" // FO_MAX_RANKS
 #include <pthread.h>
 #ifdef __cplusplus
@@ -16,7 +18,7 @@ extern "C" {
 
 typedef struct FoBatch FoBatch;
 
-// How bytes get from one rank to another: two are alive in one program. All fields are set.
+// How bytes get from one rank to another: several are alive in one program. All fields are set.
 typedef struct {
     const char* name;
     // carries out b; cpu: called by a stream's thread, at its turn; cuda: by the host's thread, which queues
@@ -28,6 +30,17 @@ typedef struct {
     void (*split)(FoGroup* g, int color, FoGroup* part);
     void (*close)(FoGroup* g);
 } FoTransport;
+
+// How the hosts of ranks that are processes meet, on every device: by MPI (fo_mpi.c) or by sockets
+// (fo_sockets.c). All fields are set.
+typedef struct {
+    void (*barrier)(FoGroup* g);
+    // fills in hosts, rank, size, nlocal, world_ranks and what is its own of a group split off g
+    void (*split)(FoGroup* g, int color, FoGroup* part);
+    void (*bcast)(FoGroup* g, void* p, size_t nbytes); // of rank 0 to all; at most 256
+    void (*close)(FoGroup* g);
+    void (*abort)(int status); // before this process ends: the others are to end, too
+} FoHosts;
 
 typedef struct {
     const void* src;
@@ -69,7 +82,9 @@ struct FoGroup {
     const FoTransport* transport;
     void* state;               // the transport's own
     struct FoThreads* threads; // of ranks that are threads: what their hosts share
-    struct FoMpi* mpi;         // of ranks that are processes: likewise
+    const FoHosts* hosts;      // of ranks that are processes: how their hosts meet, and one of these
+    struct FoMpi* mpi;
+    struct FoSockets* sockets;
     FoBatch* collecting;       // between begin and end, else NULL; of the host's thread
     int busy;                  // cpu: an exchange runs; accessed atomically
     size_t nbytes_sent, nsent; // of the host's thread
@@ -85,9 +100,8 @@ struct FoGroup {
 void fo__exchange(FoBatch* b);
 // P groups of one world, one for each thread that is a rank; each is closed by its transport
 void fo__local_open(FoGroup* groups[], int P);
-// starts what joins the processes and fills in the group of this one, whose rank the launcher has told; only
-// where the build has MPI
-void fo__process_open(FoGroup* g);
+// starts what joins the processes and fills in the group of this one, whose rank l tells
+void fo__process_open(FoGroup* g, const FoLaunch* l);
 
 // ---- of fo_comm.c -----------------------------------------------------------------------------------------
 // how long b's group may wait for a peer: its patience, and what an emulated link may take for all that peers
@@ -96,10 +110,14 @@ double fo__patience_s(const FoBatch* b);
 // dies: for so long the peers of these messages have not done their part; bits of b->sends and b->recvs
 void fo__die_waiting(const FoBatch* b, double waited_s, unsigned sends, unsigned recvs)
     __attribute__((noreturn));
-// which of the ranks on this machine a rank of the world is
+// which of the ranks on this machine a rank of the world is (fo_launch.c)
 int fo__local_rank(int rank);
 // a user's error that all processes find: the first prints and ends them, the others wait for that
 void fo__quit_first(int rank, const char* message) __attribute__((noreturn));
+// between two looks at what is under way, after quiet_s seconds in which nothing happened
+void fo__rest(double quiet_s);
+// a transport's barrier where ranks are processes
+void fo__hosts_barrier(FoGroup* g);
 
 // ---- of fo_threads.c: the host's side of ranks that are threads -------------------------------------------
 // fills in what threads share, and rank, size and nlocal

@@ -159,7 +159,7 @@ small=(d12 64 1024) large=(gpt2:d48 16 1024) shared=(d12 16 1024) STEPS=20 ntoke
 kernels=(dev/test/test_ops dev/test/test_matmul dev/test/test_attention) tests=() fp32=("${kernels[@]}" test_gpt)
 bench_options=()
 for t in dev/test/test_*.c dev/test/test_*.cu test_*.cu; do # those that use a device: the rest is proven without one
-    case $t in *_mpi.c | *test_plan.c | *test_model.c | *test_options.c | *test_data.c | *test_train.c) ;;
+    case $t in *_mpi.c | *_tcp.c | *test_plan.c | *test_model.c | *test_options.c | *test_data.c | *test_train.c) ;;
     *) tests+=("${t%.*}") ;; esac
 done
 if [[ $DEVICE == emu ]]; then

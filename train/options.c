@@ -177,6 +177,22 @@ static const Option options[] = {
      "0|1", "cuda: the same bits in every run, whatever it costs; the cpu's always are", NULL},
     {"-f",  "--tf32",       INT, AT(tf32), "1", 0, 1,
      "0|1", "cuda, FP32 builds: matmuls may round to TF32, which is faster; cpu: no effect", NULL},
+    // processes
+    {"-pi", "--init",       CHOICE, AT(init), "auto", 0, 0,
+     FO_INIT_NAMES, "how processes meet: at rank 0's port, by a folder; auto: as they were started",
+     "Processes (on one machine ranks can be threads: none of these is needed)"},
+    {"-pn", "--num-processes", INT, AT(num_processes), "0", 0, FO_MAX_RANKS,
+     "N", "processes, one a rank; 0: as mpirun, torchrun or srun say", NULL},
+    {"-pr", "--process-rank", INT_OR_ALL, AT(process_rank), "-1", 0, FO_MAX_RANKS - 1,
+     "RANK", "number of this process; -1: as they say. mpirun's own always holds", NULL},
+    {"-pg", "--processes-per-node", INT, AT(processes_per_node), "0", 0, FO_MAX_RANKS,
+     "N", "rank r has GPU r % N of its machine; 0: machines are counted", NULL},
+    {"-ps", "--server",     NAME, AT(server), "", 0, 0,
+     "HOST", "tcp: name or address of rank 0's machine, if no launcher says it", NULL},
+    {NULL,  "--port",       INT, AT(port), "0", 0, 65535,
+     "PORT", "tcp: at which rank 0 listens; 0: the launcher's, or 12345", NULL},
+    {"-pf", "--init-folder", NAME, AT(init_folder), "", 0, 0,
+     "DIR", "fs: a folder that all processes see", NULL},
     // instead of training
     {NULL,  "--generate",   FLAG, AT(generate), "", 0, 0,
      "", "go on from the prompts with the model, and stop", "Instead of training"},
@@ -193,9 +209,6 @@ static const Option options[] = {
 };
 // clang-format on
 #define NOPTIONS (sizeof options / sizeof options[0])
-
-// flags of llm.c that this program does not have
-static const char* const llmc_only[] = {"-pn", "-pr", "-pg", "-pi", "-ps", "-pf"};
 
 // ---- values -----------------------------------------------------------------------------------------------
 // is the whole of text one number, in plain decimal? No nan, inf, hexadecimal, blanks
@@ -369,12 +382,6 @@ static int unknown_option(const char* arg, char err[TRAIN_ERR]) {
     if (arg[0] != '-') {
         return train_error(err, "'%s' is not an option: options begin with '-'; --help lists them", arg);
     }
-    for (size_t i = 0; i < sizeof llmc_only / sizeof llmc_only[0]; i++) {
-        if (strcmp(arg, llmc_only[i]) == 0) {
-            return train_error(
-                err, "%s is an option of llm.c that is not available here; --help lists what is", arg);
-        }
-    }
     for (size_t i = 0; i < NOPTIONS; i++) { // one of them is the beginning of the other
         const char *s = options[i].short_name, *l = options[i].long_name;
         if (s && arg[1] != '-' && strlen(arg) > 1 && strncmp(arg, s, strlen(s)) == 0) {
@@ -390,7 +397,7 @@ static int unknown_option(const char* arg, char err[TRAIN_ERR]) {
 // ---- the whole line ---------------------------------------------------------------------------------------
 // the mesh: dp where it is not given, and that all ranks can be had
 static int mesh_check(TrainOptions* o, char err[TRAIN_ERR]) {
-    const int launched = fo_ranks_launched(), share = o->up * o->tp;
+    const int launched = o->launch.n, share = o->up * o->tp;
     int world = o->world ? o->world : launched;
     const int dry = o->dry_run || o->plan[0];
     if (o->world && !dry) {
@@ -417,6 +424,38 @@ static int mesh_check(TrainOptions* o, char err[TRAIN_ERR]) {
         return train_error(err, "--dp %d * --up %d * --tp %d make %d ranks; %d at most can run", o->dp, o->up,
                            o->tp, o->dp * share, most);
     }
+    return 0;
+}
+
+// what all processes must be told alike: the options that were given, but for those of this process alone
+static void options_told(FoLaunch* l, const char* const seen[]) {
+    size_t k = 0;
+    for (size_t i = 0; i < NOPTIONS && k < sizeof l->options; i++) {
+        const size_t at = options[i].offset;
+        if (!seen[i] || at == AT(process_rank) || at == AT(server)) { continue; }
+        const int n =
+            snprintf(l->options + k, sizeof l->options - k, "%s %s\n", options[i].long_name, seen[i]);
+        k += n > 0 ? (size_t)n : 0;
+    }
+}
+
+// the processes that were started, from what options and launchers say
+static int launch_check(TrainOptions* o, const char* const seen[], char err[TRAIN_ERR]) {
+    char why[FO_LAUNCH_ERR];
+    FoLaunch* l = &o->launch;
+    *l = fo_launch_default();
+    if (strlen(o->server) >= sizeof l->server || strlen(o->init_folder) >= sizeof l->folder) {
+        return train_error(err, "%s: is too long; want %zu characters at most",
+                           strlen(o->server) >= sizeof l->server ? "--server" : "--init-folder",
+                           strlen(o->server) >= sizeof l->server ? sizeof l->server - 1
+                                                                 : sizeof l->folder - 1);
+    }
+    l->init = o->init, l->n = o->num_processes, l->rank = o->process_rank;
+    l->per_node = o->processes_per_node, l->port = o->port, l->timeout_s = o->timeout;
+    strcpy(l->server, o->server);
+    strcpy(l->folder, o->init_folder);
+    options_told(l, seen);
+    if (fo_launch_find(l, why)) { return train_error(err, "%s", why); }
     return 0;
 }
 
@@ -525,7 +564,7 @@ int options_parse(TrainOptions* o, int argc, char** argv, char err[TRAIN_ERR]) {
         if (value_set(o, t, name, value, err) != 0) { return -1; }
         if (o->help) { return 0; }
     }
-    return options_check(o, err);
+    return launch_check(o, seen, err) ? -1 : options_check(o, err);
 }
 
 #define HELP_INDENT "                                       " // as wide as the names

@@ -4,6 +4,7 @@
  */
 #ifndef OPTIONS_H
 #define OPTIONS_H
+#include "flashoverlap/fo_launch.h"
 #include "flashoverlap/fo_plan.h"
 #include "train/logger.h" // TRAIN_ERR
 #include "train/schedule.h"
@@ -76,6 +77,11 @@ typedef struct {
     LinkOption link;
     double pace;    // TFLOP/s, 0: as fast as it goes
     double timeout; // seconds
+    // processes
+    FoInit init;
+    int num_processes, process_rank, processes_per_node, port; // 0, and rank -1: as the launcher says
+    const char *server, *init_folder;                          // ""
+    FoLaunch launch;                                           // of these, by options_parse
     // instead of training
     int dry_run, world; // world: ranks of a dry run or plan; 0: dp * up * tp
     const char* plan;   // a machine's file, or ""

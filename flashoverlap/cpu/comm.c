@@ -26,3 +26,13 @@ static void exchange_op(FoStream* s, void* args) {
 void fo__exchange(FoBatch* b) {
     fo__enqueue(b->stream, exchange_op, &b, sizeof b);
 }
+
+void fo__process_open(FoGroup* g, const FoLaunch* l) {
+#if FO_MPI
+    if (l->init == FO_INIT_MPI) {
+        fo__mpi_transport_open(g);
+        return;
+    }
+#endif
+    fo__tcp_transport_open(g, l);
+}

@@ -194,7 +194,7 @@ static void mpi_exchange(FoBatch* b) {
         if (progress(&x, now) > 0) { quiet_s = 0.0; }
         if (x.ended) { break; }
         if (quiet_s > patience) { die_of_silence(&x, patience); }
-        fo__mpi_rest(quiet_s);
+        fo__rest(quiet_s);
     }
 }
 
@@ -206,19 +206,19 @@ static void* state_new(void) {
 }
 
 static void mpi_split(FoGroup* g, int color, FoGroup* part) {
-    fo__mpi_split(g, color, part);
+    g->hosts->split(g, color, part);
     part->transport = g->transport;
     part->state = state_new();
 }
 
 static void mpi_close(FoGroup* g) {
     free(g->state);
-    fo__mpi_close(g);
+    g->hosts->close(g);
 }
 
-static const FoTransport MPI = {"mpi", mpi_exchange, fo__mpi_barrier, mpi_split, mpi_close};
+static const FoTransport MPI = {"mpi", mpi_exchange, fo__hosts_barrier, mpi_split, mpi_close};
 
-void fo__process_open(FoGroup* g) {
+void fo__mpi_transport_open(FoGroup* g) {
     // Over TCP Open MPI asks for large messages by another, which waits on the socket behind what this rank
     // sends: two hosts that send to each other took turns, 0.50 Gbit/s each way of a link of 1. Plain
     // sends: 0.95

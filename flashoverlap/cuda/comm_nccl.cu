@@ -1,5 +1,5 @@
-/* comm_nccl.cu -- the transport between ranks that are processes: NCCL's sends and receives. MPI brings the
- * processes together (fo_mpi.c) and carries no data.
+/* comm_nccl.cu -- the transport between ranks that are processes: NCCL's sends and receives. MPI (fo_mpi.c)
+ * or sockets (fo_sockets.c) bring the processes together and carry no data.
  *
  * Each group has a communicator of its own, so that exchanges of different groups run at the same time. An
  * exchange is one group of calls on its stream. NCCL never gives up on a peer, so a thread of the process,
@@ -7,13 +7,16 @@
  * before it), until its end (one behind it). A graph is watched as a whole.
  */
 #include "flashoverlap/cuda/comm.h"
-#if FO_NCCL && FO_MPI
+#if FO_NCCL && (FO_MPI || !FO_EMU) // emulated, NCCL itself is MPI
 #include <dlfcn.h>
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+#if FO_MPI
 #include "flashoverlap/fo_mpi.h"
+#endif
+#include "flashoverlap/fo_sockets.h"
 
 namespace {
 enum { MAX_COMMS = 32, OLDEST_VERSION = NCCL_VERSION(2, 26, 0) };
@@ -63,6 +66,7 @@ struct Buffer {
 };
 
 struct Process {
+    const FoHosts* hosts;
     Nccl nccl;
     int ordinal, ctas;
     Buffer* buffers;
@@ -101,7 +105,7 @@ void settle(Comm* c, const char* what) {
         before = now;
         fo_require(quiet_s < patience, "waited %.1f s for NCCL to %s among %d ranks", patience, what,
                    c->group->size);
-        fo__mpi_rest(quiet_s);
+        fo__rest(quiet_s);
     }
 }
 
@@ -211,13 +215,14 @@ void* abort_comms(void* arg) {
 
 // NCCL's kernels spin until they are told to stop; it may itself wait for a peer, so it gets 2 seconds
 void abort_all(int status) {
+    const FoHosts* hosts = process ? process->hosts : NULL;
     pthread_t thread;
     if (process && pthread_create(&thread, NULL, abort_comms, process) == 0) {
         for (int i = 0; i < 200 && !__atomic_load_n(&process->aborted, __ATOMIC_RELAXED); i++) {
             usleep(10000);
         }
     }
-    MPI_Abort(MPI_COMM_WORLD, status);
+    if (hosts) { hosts->abort(status); }
 }
 
 // ---- memory -----------------------------------------------------------------------------------------------
@@ -365,13 +370,13 @@ void warm_up(Comm* c) {
         quiet_s += fo__waited_s(now - before);
         before = now;
         fo_require(quiet_s < patience, "waited %.1f s for the first messages among %d ranks", patience, P);
-        fo__mpi_rest(quiet_s);
+        fo__rest(quiet_s);
     }
     CUDA(cudaFree(p));
     CUDA(cudaStreamDestroy(s));
 }
 
-// collective over g, whose MPI part is open
+// collective over g, whose hosts have met
 void connect(FoGroup* g) {
     Comm* c = (Comm*)calloc(1, sizeof *c);
     fo_require(c != NULL, "out of memory");
@@ -379,12 +384,9 @@ void connect(FoGroup* g) {
     pthread_mutex_init(&c->mutex, NULL);
     g->state = c;
     if (g->size == 1) { return; }
-    ncclUniqueId id;
+    ncclUniqueId id = {};
     if (g->rank == 0) { NCCL(c, GetUniqueId(&id)); }
-    fo__mpi_barrier(g); // so that the next call, which waits with the lock, waits for nobody
-    pthread_mutex_lock(g->mpi->lock);
-    mpi_check(MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, g->mpi->comm));
-    pthread_mutex_unlock(g->mpi->lock);
+    g->hosts->bcast(g, &id, sizeof id);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     config.minCTAs = 1;
@@ -403,7 +405,7 @@ void connect(FoGroup* g) {
 }
 
 void disconnect(Comm* c) {
-    fo__mpi_barrier(c->group); // nobody sends any more
+    c->group->hosts->barrier(c->group); // nobody sends any more
     pthread_mutex_lock(&process->mutex);
     process->comms[c->slot] = NULL;
     pthread_mutex_unlock(&process->mutex);
@@ -425,7 +427,7 @@ void disconnect(Comm* c) {
 }
 
 void nccl_split(FoGroup* g, int color, FoGroup* part) {
-    fo__mpi_split(g, color, part);
+    g->hosts->split(g, color, part);
     part->transport = g->transport;
     connect(part);
 }
@@ -449,10 +451,10 @@ void nccl_close(FoGroup* g) {
     pthread_mutex_destroy(&c->mutex);
     if (g->world == g) { process_close(); }
     free(c);
-    fo__mpi_close(g);
+    g->hosts->close(g);
 }
 
-const FoTransport NCCL_TRANSPORT = {"nccl", nccl_exchange, fo__mpi_barrier, nccl_split, nccl_close};
+const FoTransport NCCL_TRANSPORT = {"nccl", nccl_exchange, fo__hosts_barrier, nccl_split, nccl_close};
 
 // blocks that a communicator's kernels may have at once: FO_NCCL_CTAS, or 8
 int ctas_of_environment(int rank) {
@@ -468,22 +470,39 @@ int ctas_of_environment(int rank) {
 }
 } // namespace
 
-void fo__process_open(FoGroup* g) {
-    // MPI only brings processes together: its plain parts do, and leave the network cards to NCCL
-    setenv("OMPI_MCA_pml", "ob1", 0);
-    setenv("OMPI_MCA_btl", "self,vader,tcp", 0);
+namespace {
+void open_hosts(FoGroup* g, const FoLaunch* l) {
+#if FO_MPI
+    if (l->init == FO_INIT_MPI) {
+        // MPI only brings processes together: its plain parts do, and leave the network cards to NCCL
+        setenv("OMPI_MCA_pml", "ob1", 0);
+        setenv("OMPI_MCA_btl", "self,vader,tcp", 0);
+        fo__mpi_open(g);
+        return;
+    }
+#endif
+#if FO_EMU
+    fo__quit_first(l->rank, "the emulated NCCL needs MPI: want mpirun, and -pi mpi");
+#else
+    fo__sockets_open(g, l);
+#endif
+}
+} // namespace
+
+void fo__process_open(FoGroup* g, const FoLaunch* l) {
     // communicators of a rank are launched in the program's order, which is the same on all ranks
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-    fo__mpi_open(g);
+    open_hosts(g, l);
     Process* p = (Process*)calloc(1, sizeof *p);
     fo_require(p != NULL, "out of memory");
+    p->hosts = g->hosts;
     find_functions(&p->nccl, g->rank);
     check_version(&p->nccl, g->rank);
     p->ctas = ctas_of_environment(g->rank);
     // the first of a machine finds what is wrong with it, and says it once
     int first = fo__local_rank(g->rank) == 0;
     if (first) { p->ordinal = fo__ordinal(g->rank, g->nlocal); }
-    fo__mpi_barrier(g);
+    g->hosts->barrier(g);
     if (!first) { p->ordinal = fo__ordinal(g->rank, g->nlocal); }
     CUDA(cudaSetDevice(p->ordinal));
     pthread_mutex_init(&p->mutex, NULL);
@@ -529,11 +548,9 @@ int fo__nccl_free(FoDevice*, void*) {
     return 0;
 }
 
-#if FO_MPI
-void fo__process_open(FoGroup* g) {
-    fo__quit_first(g->rank,
+void fo__process_open(FoGroup*, const FoLaunch* l) {
+    fo__quit_first(l->rank,
                    "several processes were started, but this program was built without NCCL: install NCCL's "
                    "headers and build again, or start one process, whose threads are then the ranks");
 }
-#endif
 #endif

@@ -48,9 +48,6 @@ void fo_ranks_run(int P, FoRankBody body, void* arg) {
     (void)body, (void)arg;
     fo_die(__FILE__, __LINE__, __func__, "%d simulated ranks: sim_world makes them", P);
 }
-int fo_ranks_launched(void) {
-    return 1;
-}
 
 int fo_group_rank(const FoGroup* g) {
     return g->rank;
