@@ -14,7 +14,7 @@ one_of = $(if $(filter $($(1)),$(2)),,$(error $(1)=$($(1)): want one of $(2)))
 $(call one_of,DEVICE,cpu cuda emu)
 $(call one_of,PRECISION,BF16 FP32)
 $(call one_of,MPI,0 1)
-$(if $(SAN),$(call one_of,SAN,$(if $(filter emu,$(DEVICE)),asan check,$(if $(filter cpu,$(DEVICE)),asan tsan))))
+$(if $(SAN),$(call one_of,SAN,$(if $(filter emu,$(DEVICE)),asan check,$(if $(filter cpu,$(DEVICE)),asan tsan fuzz))))
 
 # every configuration builds in a folder of its own: objects never mix, so nothing ever needs a clean
 folder = build/$(1)-$(PRECISION)$(if $(filter 1,$(MPI)),-mpi)$(SAN:%=-%)$(if $(filter 1,$(DEBUG)),-debug)
@@ -55,19 +55,20 @@ $(if $(filter 0,$(FO_CUDNN)),$(info DEVICE=cuda: no $(FO_CUDNN_MISSING): attenti
 $(if $(filter 0,$(FO_NCCL)),$(info DEVICE=cuda: no nccl.h: ranks are threads of one process alone))
 endif
 # the checker of the emulator stands in for the run-time of clang's instrumentation
-ifeq ($(SAN),check)
+ifneq ($(filter check fuzz,$(SAN)),)
 CC := clang
 CXX := clang++
 endif
-# TSan can see into neither oneDNN nor OpenMP, so that build has plain loops; ASan's has oneDNN
-DNN      := $(if $(filter cpu,$(DEVICE)),$(if $(filter tsan,$(SAN)),0,1),0)
+# TSan can see into neither oneDNN nor OpenMP, so that build has plain loops; ASan's has oneDNN; fuzzing needs none
+DNN      := $(if $(filter cpu,$(DEVICE)),$(if $(filter tsan fuzz,$(SAN)),0,1),0)
 OMP      := $(if $(filter cpu,$(DEVICE)),$(if $(SAN),0,1),0)
 # what is checked: its flags, and its calls that the checker stands in for
 CHECK    := $(if $(filter check,$(SAN)),@dev/emu/check.flags)
 CHECKED  := $(if $(filter check,$(SAN)),dev/emu/check.flags dev/emu/check.syms)
 RENAME   := $(if $(filter check,$(SAN)),objcopy --redefine-syms=dev/emu/check.syms,true)
 SANFLAGS := $(if $(filter asan,$(SAN)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) \
-            $(if $(filter tsan,$(SAN)),-fsanitize=thread)
+            $(if $(filter tsan,$(SAN)),-fsanitize=thread) \
+            $(if $(filter fuzz,$(SAN)),-fsanitize=fuzzer-no-link$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -Wno-unknown-pragmas -Wno-unknown-attributes)
 OPT      := $(if $(filter 1,$(DEBUG)),-O0,-O3) $(if $(ARCH),-march=$(ARCH))
 # what is compiled for a GPU: its machine code for these, and PTX of the last for what comes after
 SMS      ?= 80 90 100
@@ -171,6 +172,12 @@ asan: ## the tests under AddressSanitizer and UBSan
 	@$(SUB) SAN=asan run-san
 tsan: ## the tests under ThreadSanitizer: a missing wait is a reported race
 	@TSAN_OPTIONS=halt_on_error=1 $(SUB) SAN=tsan MPI=0 run-san
+FUZZ_TIME ?= 30
+fuzz: ## fuzz each reader of files for FUZZ_TIME seconds (clang's libFuzzer); TARGETS="shard model": those alone
+	@$(SUB) SAN=fuzz MPI=0 run-fuzz
+$(B)/dev/fuzz/fuzz: LIBS += -fsanitize=fuzzer
+run-fuzz: $(B)/dev/fuzz/fuzz
+	@FUZZ_TIME=$(FUZZ_TIME) TARGETS="$(TARGETS)" bash dev/fuzz/fuzz.sh $<
 run-san: tests
 	@B=$(B) bash dev/test/run.sh $(TESTS)
 deps-cuda:
@@ -218,6 +225,6 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: all train_gpt tests benches deps quickstart test run-tests run-tests-fp32 asan tsan run-san bench bench-overlap
+.PHONY: all fuzz run-fuzz train_gpt tests benches deps quickstart test run-tests run-tests-fp32 asan tsan run-san bench bench-overlap
 .PHONY: format format-check clean help deps-cuda cuda api emu run-emu run-emu-check ptxas run-ptxas
 .SECONDARY:

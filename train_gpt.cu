@@ -635,6 +635,7 @@ static int stopping(GPT* g) {
  * once all know (failed_anywhere), they end together. again: the first batch once more.
  */
 static void read_batch(Trainer* tr, DataLoader* data, int again, char err[TRAIN_ERR]) {
+    const double start = fo_now();
     if (!tr->failed && ((again && dataloader_reset(data, err)) || dataloader_next_batch(data, err))) {
         tr->failed = fo_group_size(tr->world) - tr->rank;
     }
@@ -643,6 +644,7 @@ static void read_batch(Trainer* tr, DataLoader* data, int again, char err[TRAIN_
         memset(data->inputs, 0, nbytes);
         memset(data->targets, 0, nbytes);
     }
+    if (data == &tr->train && tr->step > tr->first_step) { tr->data_s += fo_now() - start; }
 }
 
 // did some rank's data fail? Of several the first one tells why
@@ -865,9 +867,15 @@ static int train(Trainer* tr) {
     if (tr->rank == 0) { run_print_start(tr); }
     progress_init(&tr->progress, tr->rank == 0 && fo_ranks_launched() == 1, tr->first_step, tr->nsteps);
     int stop = train_loop(tr, err);
-    if (stop < 0) { user_error(tr->rank == tr->teller, err); }
+    if (stop < 0) {
+        lock_release(&tr->lock);
+        user_error(tr->rank == tr->teller, err);
+    }
     const int n = tr->step - tr->first_step - 1;
-    if (tr->rank == 0 && n > 0) { printf("total average iteration time: %f ms\n", tr->sum_ms / n); }
+    if (tr->rank == 0 && n > 0) {
+        printf("total average iteration time: %f ms\n", tr->sum_ms / n);
+        printf("waited for data: %.3f ms a step\n", 1e3 * tr->data_s / n);
+    }
     if (tr->rank == 0 && stop) { printf("stopped by signal %d after step %d\n", stop, tr->step); }
     return stop;
 }

@@ -5,11 +5,13 @@
  */
 #include "data/dataloader.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <glob.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum {
     HEADER_NBYTES = 1024,
@@ -26,7 +28,25 @@ int data_error(char err[DATA_ERR_NBYTES], const char* fmt, ...) {
     va_start(args, fmt);
     vsnprintf(err, DATA_ERR_NBYTES, fmt, args);
     va_end(args);
+    data_one_line(err);
     return -1;
+}
+
+void data_one_line(char* text) {
+    for (unsigned char* c = (unsigned char*)text; *c; c++) {
+        if (*c < 32 || *c == 127) { *c = '?'; }
+    }
+}
+
+FILE* data_open(const char* path, uint64_t* nbytes, const char** why) {
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    const int known = fd >= 0 && fstat(fd, &st) == 0, regular = known && S_ISREG(st.st_mode);
+    FILE* f = regular ? fdopen(fd, "rb") : NULL;
+    *why = known && !regular ? "it is not a regular file" : strerror(errno);
+    *nbytes = regular ? (uint64_t)st.st_size : 0;
+    if (!f && fd >= 0) { close(fd); }
+    return f;
 }
 
 // ---- what a file is ---------------------------------------------------------------------------------------
@@ -103,13 +123,10 @@ static int fail_magic(const char* path, const void* head, size_t nbytes, char* e
 }
 
 // fills s->ntok and s->width from the header and the size of the file
-static int check_header(DataShard* s, FILE* f, char* err) {
+static int check_header(DataShard* s, FILE* f, uint64_t nbytes, char* err) {
     const char* path = data_path_tail(s->path);
     unsigned char head[HEADER_NBYTES];
-    struct stat st;
-    if (fstat(fileno(f), &st) != 0) { return data_error(err, "%s: %s", path, strerror(errno)); }
-    if (!S_ISREG(st.st_mode)) { return data_error(err, "%s is not a regular file", path); }
-    if (st.st_size == 0) { return data_error(err, "%s is empty (0 bytes)", path); }
+    if (nbytes == 0) { return data_error(err, "%s is empty (0 bytes)", path); }
     size_t n = fread(head, 1, sizeof head, f);
     if (ferror(f)) { return data_error(err, "%s: %s", path, strerror(errno)); }
     int32_t word[3] = {0};
@@ -129,10 +146,10 @@ static int check_header(DataShard* s, FILE* f, char* err) {
     s->ntok = (size_t)word[2];
     s->width = word[0] == MAGIC_U16 ? 2 : 4;
     size_t want = HEADER_NBYTES + (size_t)s->width * s->ntok;
-    if ((size_t)st.st_size != want) {
+    if (nbytes != want) {
         return data_error(err,
                           "%s has %zu bytes, but the %zu tokens of its header make 1024 + %d*%zu = %zu bytes",
-                          path, (size_t)st.st_size, s->ntok, s->width, s->ntok, want);
+                          path, (size_t)nbytes, s->ntok, s->width, s->ntok, want);
     }
     return 0;
 }
@@ -154,10 +171,18 @@ static int check_length(const DataLoader* dl, const DataShard* s, char* err) {
                       s->ntok, dl->B, dl->T, dl->num_processes, need, works);
 }
 
+static FILE* open_shard(const char* path, uint64_t* nbytes, char* err) {
+    const char* why;
+    FILE* f = data_open(path, nbytes, &why);
+    if (!f) { (void)data_error(err, "can't open %s: %s", data_path_tail(path), why); }
+    return f;
+}
+
 static int check_shard(const DataLoader* dl, DataShard* s, char* err) {
-    FILE* f = fopen(s->path, "rb");
-    if (!f) { return data_error(err, "can't open %s: %s", data_path_tail(s->path), strerror(errno)); }
-    int bad = check_header(s, f, err);
+    uint64_t nbytes;
+    FILE* f = open_shard(s->path, &nbytes, err);
+    if (!f) { return -1; }
+    int bad = check_header(s, f, nbytes, err);
     fclose(f);
     return bad ? -1 : check_length(dl, s, err);
 }
@@ -316,12 +341,11 @@ static void walk_start(Walk* w, const DataLoader* dl, int rank, size_t epoch) {
 
 // the loader takes over a walk of its own process; if the shard cannot be opened, nothing has changed
 static int follow(DataLoader* dl, Walk* w, size_t sample_idx, char* err) {
-    const char* path = dl->shard[w->shards[w->shard_idx]].path;
-    FILE* f = fopen(path, "rb");
+    uint64_t nbytes;
+    FILE* f = open_shard(dl->shard[w->shards[w->shard_idx]].path, &nbytes, err);
     if (!f) {
-        int rc = data_error(err, "can't open %s: %s", data_path_tail(path), strerror(errno));
         walk_free(w);
-        return rc;
+        return -1;
     }
     if (dl->file) { fclose(dl->file); }
     free(dl->shard_indices);
@@ -385,11 +409,23 @@ static int next_shard(DataLoader* dl, char* err) {
     return follow(dl, &w, 0, err);
 }
 
+// where this process' part of a sample of the current shard begins, in tokens
+static size_t sample_at(const DataLoader* dl, size_t sample_idx) {
+    const size_t sample = dl->should_shuffle ? (size_t)dl->intra_shard_indices[sample_idx] : sample_idx;
+    return sample * tokens_per_sample(dl) + (size_t)dl->process_rank * (size_t)dl->B * (size_t)dl->T;
+}
+
+// the sample after the current one comes into the page cache while this one is computed: a disk may take
+// longer to get there than a small step lasts
+static void prefetch(const DataLoader* dl, size_t width) {
+    if (dl->current_sample_idx + 1 >= dl->shard_num_samples) { return; }
+    const size_t first = sample_at(dl, dl->current_sample_idx + 1), n = (size_t)dl->B * (size_t)dl->T + 1;
+    (void)posix_fadvise(fileno(dl->file), (off_t)(HEADER_NBYTES + first * width), (off_t)(n * width),
+                        POSIX_FADV_WILLNEED);
+}
+
 static int read_sample(DataLoader* dl, char* err) {
-    size_t n = (size_t)dl->B * (size_t)dl->T;
-    size_t sample =
-        dl->should_shuffle ? (size_t)dl->intra_shard_indices[dl->current_sample_idx] : dl->current_sample_idx;
-    size_t first = sample * tokens_per_sample(dl) + (size_t)dl->process_rank * n;
+    size_t n = (size_t)dl->B * (size_t)dl->T, first = sample_at(dl, dl->current_sample_idx);
     const DataShard* s = &dl->shard[dl->shard_indices[dl->current_shard_idx]];
     const char* path = data_path_tail(s->path);
     dl->batch_path = s->path, dl->batch_first = first;
@@ -399,6 +435,7 @@ static int read_sample(DataLoader* dl, char* err) {
         return data_error(err, "can't read %zu tokens at position %zu of %s: %s", n + 1, first, path,
                           ferror(dl->file) ? strerror(errno) : "the file has become shorter");
     }
+    prefetch(dl, (size_t)s->width);
     const uint16_t* u16 = (const uint16_t*)dl->buffer;
     const uint32_t* u32 = (const uint32_t*)dl->buffer;
     for (size_t i = 0; i <= n; i++) {
@@ -475,8 +512,9 @@ int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char er
         return data_error(err, "the saved position in the data is for another seed: %llu, not %llu",
                           (unsigned long long)f[S_SEED], (unsigned long long)want[S_SEED]);
     }
-    // all are bounded before they are multiplied, and epochs, which are walked through, so that this ends
-    const uint64_t most = 1u << 31, most_epochs = 1u << 24;
+    // all are bounded before they are multiplied; and so are samples of earlier epochs, whose order is drawn
+    // again
+    const uint64_t most = 1u << 31, most_epochs = dl->should_shuffle ? most / dataloader_samples(dl) : most;
     if (f[S_BT] < 1 || f[S_BT] > most || f[S_NPROCESSES] < 1 || f[S_NPROCESSES] > most || f[S_RANK] >= most ||
         f[S_EPOCH] > most_epochs || f[S_SHARD] >= dl->nshards || f[S_SAMPLE] > most ||
         f[S_SAMPLE] * f[S_NPROCESSES] > dl->ntok || f[S_SAMPLE] * f[S_NPROCESSES] * f[S_BT] > dl->ntok) {

@@ -96,6 +96,14 @@ int dataloader_restore(DataLoader* dl, const void* bytes, size_t nbytes, char er
 
 // writes one line into err and returns -1: `return data_error(err, "...")`
 int data_error(char err[DATA_ERR_NBYTES], const char* fmt, ...) __attribute__((format(printf, 2, 3)));
+// Bytes that would break a line or command a terminal, as a file's name may have them, become '?'
+void data_one_line(char* text);
+
+/* data_open -- opens a regular file for reading and tells its size. NULL: why says the reason.
+ *
+ * Nothing else is opened: a pipe waits for somebody to write into it, and a device may have no end.
+ */
+FILE* data_open(const char* path, uint64_t* nbytes, const char** why);
 
 // The first bytes of a file -> what it is, for error messages: "a model checkpoint", "an HTML page (...)";
 // or NULL.

@@ -4,9 +4,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-enum { HEADER_NBYTES = 1024, MAGIC = 20240328, V_MOST = 1 << 24, EOT_GPT2 = 50256 };
+// no vocabulary in use has a hundredth of FILE_MOST bytes
+enum { HEADER_NBYTES = 1024, MAGIC = 20240328, V_MOST = 1 << 24, EOT_GPT2 = 50256, FILE_MOST = 256 << 20 };
 
 static int check_header(Tokenizer* tk, const char* path, const unsigned char* file, size_t nbytes,
                         char* err) {
@@ -68,23 +68,20 @@ static int cut(Tokenizer* tk, const char* path, const unsigned char* file, size_
 
 // the whole file, or NULL with err
 static unsigned char* read_file(const char* path, size_t* nbytes, char* err) {
-    FILE* f = fopen(path, "rb");
-    struct stat st;
-    if (!f || fstat(fileno(f), &st) != 0) {
-        data_error(err, "can't open %s: %s", data_path_tail(path), strerror(errno));
-        if (f) { fclose(f); }
+    uint64_t size;
+    const char* why;
+    FILE* f = data_open(path, &size, &why);
+    if (!f) {
+        data_error(err, "can't open %s: %s", data_path_tail(path), why);
         return NULL;
     }
     unsigned char* bytes = NULL;
-    size_t most = (size_t)V_MOST * 256; // no tokenizer is larger
-    if (!S_ISREG(st.st_mode) || st.st_size == 0 || (size_t)st.st_size > most) {
+    if (size == 0 || size > FILE_MOST) {
         data_error(err, "%s is not a tokenizer: %s", data_path_tail(path),
-                   !S_ISREG(st.st_mode) ? "not a regular file"
-                   : st.st_size == 0    ? "it is empty (0 bytes)"
-                                        : "too large");
-    } else if (!(bytes = (unsigned char*)malloc((size_t)st.st_size))) {
+                   size == 0 ? "it is empty (0 bytes)" : "too large");
+    } else if (!(bytes = (unsigned char*)malloc((size_t)size))) {
         data_error(err, "out of memory for %s", data_path_tail(path));
-    } else if ((*nbytes = fread(bytes, 1, (size_t)st.st_size, f)) != (size_t)st.st_size) {
+    } else if ((*nbytes = fread(bytes, 1, (size_t)size, f)) != (size_t)size) {
         data_error(err, "can't read %s: %s", data_path_tail(path),
                    ferror(f) ? strerror(errno) : "it has become shorter");
         free(bytes);

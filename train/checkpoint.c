@@ -4,9 +4,11 @@
  * rank holds some boxes (tensors.h), each of which lies in its arena without gaps.
  */
 #include "train/checkpoint.h"
-#include "data/dataloader.h" // data_file_kind
+#include "data/dataloader.h" // data_open, data_file_kind
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +24,8 @@
 #define DEBUG_VERSION 2
 #define HEADER_WORDS  256
 #define HEADER_NBYTES (HEADER_WORDS * sizeof(int32_t))
-#define BLOCK_NBYTES  ((size_t)4 << 20) // of rows in flight; one row if it is longer
+#define BLOB_MOST     ((uint64_t)1 << 20) // bytes of the loader's or the trainer's place in a state file
+#define BLOCK_NBYTES  ((size_t)4 << 20)   // of rows in flight; one row if it is longer
 
 static size_t min_size(size_t a, size_t b) {
     return a < b ? a : b;
@@ -113,14 +116,10 @@ static int in_read(In* in, uint64_t at, void* to, size_t nbytes, char err[TRAIN_
 
 // opens a file of a kind (in words) and reads its header, of which magic and version are checked
 static int in_open(In* in, const char* path, const char* kind, int magic, char err[TRAIN_ERR]) {
-    struct stat info;
+    const char* why;
     (void)snprintf(in->path, sizeof in->path, "%s", path);
-    in->f = NULL;
-    if (stat(path, &info) != 0) { return in_fail(in, err, "%s; want %s", strerror(errno), kind); }
-    if (!S_ISREG(info.st_mode)) { return in_fail(in, err, "is not a regular file; want %s", kind); }
-    in->f = fopen(path, "rb");
-    if (!in->f) { return in_fail(in, err, "cannot be opened: %s", strerror(errno)); }
-    in->nbytes = (uint64_t)info.st_size;
+    in->f = data_open(path, &in->nbytes, &why);
+    if (!in->f) { return in_fail(in, err, "%s; want %s", why, kind); }
     if (in->nbytes == 0) { return in_fail(in, err, "is empty; want %s", kind); }
     memset(in->header, 0, sizeof in->header);
     if (in_read(in, 0, in->header, (size_t)min_size((size_t)in->nbytes, HEADER_NBYTES), err) != 0) {
@@ -389,6 +388,15 @@ static void out_fail(Out* out, const char* what) {
     out->f = NULL;
 }
 
+// A new file, in the place of what there was: a link, which could lead out of the folder, is not followed
+static FILE* create_file(const char* path) {
+    (void)unlink(path);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    FILE* f = fd >= 0 ? fdopen(fd, "wb") : NULL;
+    if (!f && fd >= 0) { close(fd); }
+    return f;
+}
+
 static void out_open(Out* out, const char* path) {
     memset(out, 0, sizeof *out);
     out->path = path;
@@ -397,7 +405,7 @@ static void out_open(Out* out, const char* path) {
         out_fail(out, "cannot be written");
         return;
     }
-    out->f = fopen(out->tmp, "wb");
+    out->f = create_file(out->tmp);
     if (!out->f) { out_fail(out, "cannot be created"); }
 }
 
@@ -562,7 +570,7 @@ static int state_open(In* in, const char* path, GPTConfig* c, CheckpointState* s
     *c = config_of(w + W_CONFIG);
     if (config_check(c, why) != 0) { return in_fail(in, err, "header is damaged: %s", why); }
     const uint64_t loader = get_u64(w + W_LOADER), trainer = get_u64(w + W_TRAINER);
-    if (w[W_STEP] < 0 || loader > in->nbytes || trainer > in->nbytes) {
+    if (w[W_STEP] < 0 || w[W_STEP] == INT_MAX || loader > BLOB_MOST || trainer > BLOB_MOST) {
         return in_fail(in, err, "header is damaged: step %d, %llu and %llu bytes of loader and trainer state",
                        w[W_STEP], (unsigned long long)loader, (unsigned long long)trainer);
     }
@@ -777,7 +785,7 @@ static int remove_unfinished(const char* dir, char err[TRAIN_ERR]) {
     return rc;
 }
 
-int checkpoint_prepare_folder(const char* dir, char err[TRAIN_ERR]) {
+int checkpoint_prepare_folder(const char* dir, FolderLock* lock, char err[TRAIN_ERR]) {
     char probe[CHECKPOINT_PATH];
     const size_t most = CHECKPOINT_PATH - 32; // the longest of our names and ".tmp" must fit behind it
     struct stat info;
@@ -799,7 +807,7 @@ int checkpoint_prepare_folder(const char* dir, char err[TRAIN_ERR]) {
     }
     close(fd);
     (void)unlink(probe);
-    return remove_unfinished(dir, err);
+    return lock_take(lock, dir, err) ? -1 : remove_unfinished(dir, err);
 }
 
 void checkpoint_path(char path[CHECKPOINT_PATH], const char* dir, const char* kind, int step) {
@@ -810,11 +818,21 @@ void checkpoint_done_path(char path[CHECKPOINT_PATH], const char* dir, int step)
     (void)snprintf(path, CHECKPOINT_PATH, "%s/DONE_%08d", dir, step);
 }
 
+// The names in a folder are on disk, too. Not every file system can: then it orders them by itself
+static void sync_folder(const char* dir) {
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) { return; }
+    (void)fsync(fd);
+    close(fd);
+}
+
 int checkpoint_write_done(const char* dir, int step, char err[TRAIN_ERR]) {
     char path[CHECKPOINT_PATH];
     checkpoint_done_path(path, dir, step);
-    FILE* f = fopen(path, "wb");
+    sync_folder(dir); // the names of model and state | DONE
+    FILE* f = create_file(path);
     if (!f || fclose(f) != 0) { return train_error(err, "%s: cannot be made: %s", path, strerror(errno)); }
+    sync_folder(dir); // DONE | older checkpoints are deleted
     return 0;
 }
 
@@ -832,7 +850,7 @@ static int done_steps(const char* dir, int** steps, char err[TRAIN_ERR]) {
     for (struct dirent* e; (e = readdir(d)) != NULL;) {
         char again[32];
         int step;
-        if (sscanf(e->d_name, "DONE_%d", &step) != 1 || step < 0) { continue; }
+        if (sscanf(e->d_name, "DONE_%d", &step) != 1 || step < 0 || step == INT_MAX) { continue; }
         (void)snprintf(again, sizeof again, "DONE_%08d", step);
         if (strcmp(again, e->d_name) != 0) { continue; } // somebody else's
         if (n == room) {
@@ -913,15 +931,23 @@ int checkpoint_find(const char* dir, char err[TRAIN_ERR]) {
     return found;
 }
 
-int checkpoint_remove(const char* dir, int step, char err[TRAIN_ERR]) {
+static int remove_done(const char* dir, int step, char err[TRAIN_ERR]) {
     char path[CHECKPOINT_PATH];
-    checkpoint_done_path(path, dir, step); // first, so that no half checkpoint ever looks complete
-    int rc = remove_file(path, err);
+    checkpoint_done_path(path, dir, step);
+    return remove_file(path, err);
+}
+
+static int remove_model_and_state(const char* dir, int step, char err[TRAIN_ERR]) {
+    char path[CHECKPOINT_PATH];
     checkpoint_path(path, dir, "model", step);
-    rc = rc ? rc : remove_file(path, err);
+    int rc = remove_file(path, err);
     checkpoint_path(path, dir, "state", step);
     rc = rc ? rc : remove_file(path, err);
     return rc ? rc : llmc_files(dir, step, 1, err) < 0 ? -1 : 0;
+}
+
+int checkpoint_remove(const char* dir, int step, char err[TRAIN_ERR]) {
+    return remove_done(dir, step, err) ? -1 : remove_model_and_state(dir, step, err);
 }
 
 int checkpoint_prune(const char* dir, int step, int keep, int major, char err[TRAIN_ERR]) {
@@ -935,7 +961,8 @@ int checkpoint_prune(const char* dir, int step, int keep, int major, char err[TR
             nkept++;
             continue;
         }
-        rc = checkpoint_remove(dir, steps[i], err);
+        // DONE last: a run that is killed here is seen to have left something, and the next one deletes it
+        rc = remove_model_and_state(dir, steps[i], err) ? -1 : remove_done(dir, steps[i], err);
     }
     free(steps);
     return n < 0 ? -1 : rc;

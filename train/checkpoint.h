@@ -12,6 +12,7 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "flashoverlap/fo_comm.h"
+#include "train/lock.h"
 #include "train/logger.h" // TRAIN_ERR
 #include "train/tensors.h"
 #ifdef __cplusplus
@@ -112,15 +113,16 @@ int checkpoint_import_llmc(const char* dir, int step, LlmcPosition* position, co
 int checkpoint_is_llmc(const char* dir, int step);
 
 // ---- output folder ----------------------------------------------------------------------------------------
-// makes the folder (mode 0755) if it is missing, tries whether files can be made in it, and deletes those
-// that a killed run has left half written
-int checkpoint_prepare_folder(const char* dir, char err[TRAIN_ERR]);
+// makes the folder (mode 0755) if it is missing, tries whether files can be made in it, locks it for this run
+// (lock.h) and deletes what a killed one has left half written
+int checkpoint_prepare_folder(const char* dir, FolderLock* lock, char err[TRAIN_ERR]);
 
 // "DIR/model_00000020.bin" and so on. Folders' names are short enough: checkpoint_prepare_folder checks it.
 void checkpoint_path(char path[CHECKPOINT_PATH], const char* dir, const char* kind, int step);
 void checkpoint_done_path(char path[CHECKPOINT_PATH], const char* dir, int step);
 
-// marks a step complete, after both of its files. Rank 0, and after every rank's writing has returned 0
+// marks a step complete, after both of its files are on disk. Rank 0, and after every rank's writing has
+// returned 0
 int checkpoint_write_done(const char* dir, int step, char err[TRAIN_ERR]);
 
 /* checkpoint_find -- the newest step that has a DONE file, a model and a state file (or those of llm.c's
@@ -135,7 +137,7 @@ int checkpoint_find(const char* dir, char err[TRAIN_ERR]);
 int checkpoint_remove(const char* dir, int step, char err[TRAIN_ERR]);
 
 /* checkpoint_prune -- keeps the `keep` newest checkpoints of steps up to `step`, and those of a multiple of
- * `major` (0: of none); deletes the other ones up to `step`, DONE first. keep 0: keeps all. Rank 0.
+ * `major` (0: of none); deletes the other ones up to `step`, DONE last. keep 0: keeps all. Rank 0.
  */
 int checkpoint_prune(const char* dir, int step, int keep, int major, char err[TRAIN_ERR]);
 

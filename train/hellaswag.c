@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum {
     HEADER_NBYTES = 1024,
@@ -99,12 +98,9 @@ static int fail_header(const char* path, const int32_t* head, size_t nbytes, cha
                        head[0], MAGIC);
 }
 
-static int read_file(HellaSwag* h, const char* path, FILE* f, size_t* nwords, char* err) {
-    struct stat st;
+static int read_file(HellaSwag* h, const char* path, FILE* f, uint64_t nbytes, size_t* nwords, char* err) {
     int32_t head[HEADER_NBYTES / sizeof(int32_t)] = {0};
-    if (fstat(fileno(f), &st) != 0) { return train_error(err, "%s: %s", path, strerror(errno)); }
-    if (!S_ISREG(st.st_mode)) { return train_error(err, "%s is not a regular file", path); }
-    const size_t n = fread(head, 1, sizeof head, f), nbytes = (size_t)st.st_size;
+    const size_t n = fread(head, 1, sizeof head, f);
     if (n < sizeof head || head[0] != MAGIC || head[1] != VERSION) { return fail_header(path, head, n, err); }
     const size_t body = nbytes < sizeof head ? 0 : nbytes - sizeof head;
     if (body > MOST_NBYTES || body % 2) {
@@ -127,10 +123,10 @@ static int read_file(HellaSwag* h, const char* path, FILE* f, size_t* nwords, ch
     return 0;
 }
 
-static int open_all(HellaSwag* h, const char* path, FILE* f, int V, int T, char* err) {
+static int open_all(HellaSwag* h, const char* path, FILE* f, uint64_t nbytes, int V, int T, char* err) {
     size_t nwords, at = 0;
     int worst = 0; // the example with the longest row
-    if (read_file(h, path, f, &nwords, err) != 0) { return -1; }
+    if (read_file(h, path, f, nbytes, &nwords, err) != 0) { return -1; }
     for (int i = 0; i < h->n; i++) {
         const int before = h->longest;
         if (check_example(path, i, h->words + at, nwords - at, V, &h->longest, err) != 0) { return -1; }
@@ -153,9 +149,11 @@ static int open_all(HellaSwag* h, const char* path, FILE* f, int V, int T, char*
 int hellaswag_open(HellaSwag* h, const char* path, int V, int T, char err[TRAIN_ERR]) {
     const char* tail = data_path_tail(path);
     memset(h, 0, sizeof *h);
-    FILE* f = fopen(path, "rb");
-    if (!f) { return train_error(err, "--hellaswag-data: can't open %s: %s", tail, strerror(errno)); }
-    const int rc = open_all(h, tail, f, V, T, err);
+    uint64_t nbytes;
+    const char* why;
+    FILE* f = data_open(path, &nbytes, &why);
+    if (!f) { return train_error(err, "--hellaswag-data: can't open %s: %s", tail, why); }
+    const int rc = open_all(h, tail, f, nbytes, V, T, err);
     fclose(f);
     if (rc != 0) { hellaswag_close(h); }
     return rc;

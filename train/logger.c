@@ -1,25 +1,40 @@
 // logger.c -- main.log, JSON lines and messages. See logger.h.
 #include "train/logger.h"
+#include "data/dataloader.h" // data_one_line
 #include "flashoverlap/fo.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 int train_error(char err[TRAIN_ERR], const char* fmt, ...) {
     va_list args;
     va_start(args, fmt);
     (void)vsnprintf(err, TRAIN_ERR, fmt, args);
     va_end(args);
+    data_one_line(err);
     return -1;
 }
 
+/* Opens a log at its end, or, fresh, empty. inside: it must lie in the output folder, so a link, which could
+ * lead out of it, is not followed. A pipe that nobody reads is not waited for.
+ */
+static FILE* open_log(const char* path, int fresh, int inside) {
+    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC | (inside ? O_NOFOLLOW : 0);
+    const int fd = open(path, flags | (fresh ? O_TRUNC : 0), 0666);
+    FILE* f = fd >= 0 ? fdopen(fd, "a") : NULL;
+    if (!f && fd >= 0) { close(fd); }
+    return f;
+}
+
 // a full disk shows only when the line leaves the buffer: fclose counts
-static int put(const char* path, const char* mode, const char* line, char err[TRAIN_ERR]) {
+static int put(const Logger* l, const char* path, const char* mode, const char* line, char err[TRAIN_ERR]) {
     if (path[0] == 0) { return 0; }
-    FILE* f = fopen(path, mode);
+    FILE* f = open_log(path, mode[0] == 'w', path == l->path);
     if (!f) { return train_error(err, "%s: cannot be opened: %s", path, strerror(errno)); }
     int bad = fputs(line, f) < 0;
     bad |= fclose(f) != 0;
@@ -39,7 +54,8 @@ int logger_init(Logger* l, const char* dir, const char* json, int rank, int resu
         return train_error(err, "--log-json: a name of %zu characters; at most %zu are possible",
                            strlen(json), sizeof l->json - 1);
     }
-    return put(l->path, resume ? "a" : "w", "", err) || put(l->json, resume ? "a" : "w", "", err) ? -1 : 0;
+    return put(l, l->path, resume ? "a" : "w", "", err) || put(l, l->json, resume ? "a" : "w", "", err) ? -1
+                                                                                                        : 0;
 }
 
 // ---- JSON -------------------------------------------------------------------------------------------------
@@ -95,7 +111,7 @@ static int put_step(const Logger* l, const LogStep* s, char err[TRAIN_ERR]) {
         add_number(&x, i ? "," : "", s->op[i], s->op_ms[i]);
     }
     add(&x, "}}\n");
-    return put(l->json, "a", x.text, err);
+    return put(l, l->json, "a", x.text, err);
 }
 
 // a line of one value beside the step
@@ -104,7 +120,7 @@ static int put_value(const Logger* l, int step, const char* name, double value, 
     begin_line(&x, step);
     add_number(&x, ",", name, value);
     add(&x, "}\n");
-    return put(l->json, "a", x.text, err);
+    return put(l, l->json, "a", x.text, err);
 }
 
 // ---- both -------------------------------------------------------------------------------------------------
@@ -112,20 +128,20 @@ int logger_train(const Logger* l, const LogStep* s, char err[TRAIN_ERR]) {
     char line[256];
     (void)snprintf(line, sizeof line, "s:%d trl:%.4f lr:%.6f norm:%.2f\n", s->step, (double)s->loss,
                    (double)s->lr, (double)s->norm);
-    if (put(l->path, "a", line, err)) { return -1; }
+    if (put(l, l->path, "a", line, err)) { return -1; }
     return l->json[0] ? put_step(l, s, err) : 0;
 }
 
 int logger_val(const Logger* l, int step, float loss, char err[TRAIN_ERR]) {
     char line[128];
     (void)snprintf(line, sizeof line, "s:%d tel:%.4f\n", step, (double)loss);
-    if (put(l->path, "a", line, err)) { return -1; }
+    if (put(l, l->path, "a", line, err)) { return -1; }
     return l->json[0] ? put_value(l, step, "val_loss", (double)loss, err) : 0;
 }
 
 int logger_eval(const Logger* l, int step, float accuracy, char err[TRAIN_ERR]) {
     char line[128];
     (void)snprintf(line, sizeof line, "s:%d eval:%.4f\n", step, (double)accuracy);
-    if (put(l->path, "a", line, err)) { return -1; }
+    if (put(l, l->path, "a", line, err)) { return -1; }
     return l->json[0] ? put_value(l, step, "eval", (double)accuracy, err) : 0;
 }

@@ -19,3 +19,7 @@ double outlier_update(OutlierDetector* d, double x) {
     // cancellation can leave a variance of nothing but rounding, or below 0, where all values are equal
     return variance > 1e-14 * mean * mean ? (x - mean) / sqrt(variance) : 0.0;
 }
+
+int outlier_is_sound(const OutlierDetector* d) {
+    return d->nvalues >= 0 && d->nvalues <= OUTLIER_WINDOW && d->next >= 0 && d->next < OUTLIER_WINDOW;
+}

@@ -21,6 +21,9 @@ typedef struct {
  */
 double outlier_update(OutlierDetector* d, double x);
 
+// Can these bytes, read from a file, be a detector?
+int outlier_is_sound(const OutlierDetector* d);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,7 +2,8 @@
 #include "train/prompts.h"
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/stat.h>
+
+#define FILE_MOST ((uint64_t)16 << 20) // bytes of a prompt file; each of them is looked up
 
 // room for one prompt more, of so many tokens
 static int* grow(Prompts* p, size_t ntokens) {
@@ -29,10 +30,10 @@ static size_t longest_token(const Tokenizer* tk) {
     return longest;
 }
 
-// where: what the text is, as an error names it. most: tokens
-static int add(Prompts* p, const char* text, const Tokenizer* tk, int most, const char* where,
+// where: what the text is, as an error names it. longest: bytes of a token; most: tokens
+static int add(Prompts* p, const char* text, const Tokenizer* tk, size_t longest, int most, const char* where,
                char err[TRAIN_ERR]) {
-    const size_t nbytes = strlen(text), longest = longest_token(tk);
+    const size_t nbytes = strlen(text);
     size_t n = (nbytes + longest - 1) / longest; // at least; more are never encoded, which takes long
     int encoded = n <= (size_t)most;
     if (encoded) {
@@ -54,16 +55,16 @@ static int read_lines(Prompts* p, const char* path, const Tokenizer* tk, int mos
     char *text = NULL, where[300];
     size_t room = 0;
     ssize_t nbytes;
-    struct stat info;
+    uint64_t all;
+    const char* why;
+    const size_t longest = longest_token(tk);
     int rc = 0;
-    // every rank reads it: of a pipe each would get a part, and /dev/zero is a line without end
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
-        return train_error(err, "--prompt-file: can't read %s: it is not a regular file",
-                           data_path_tail(path));
-    }
-    FILE* f = fopen(path, "rb");
-    if (!f) {
-        return train_error(err, "--prompt-file: can't open %s: %s", data_path_tail(path), strerror(errno));
+    // every rank reads it: of a pipe each would get a part
+    FILE* f = data_open(path, &all, &why);
+    if (!f) { return train_error(err, "--prompt-file: can't read %s: %s", data_path_tail(path), why); }
+    if (all > FILE_MOST) {
+        rc = train_error(err, "--prompt-file: %s has %llu bytes; want %llu at most", data_path_tail(path),
+                         (unsigned long long)all, (unsigned long long)FILE_MOST);
     }
     for (int line = 1; rc == 0 && (nbytes = getline(&text, &room, f)) >= 0; line++) {
         size_t n = (size_t)nbytes;
@@ -75,7 +76,7 @@ static int read_lines(Prompts* p, const char* path, const Tokenizer* tk, int mos
         if (strlen(text) != n) {
             rc = train_error(err, "%s has a zero byte: want text", where);
         } else {
-            rc = add(p, text, tk, most, where, err);
+            rc = add(p, text, tk, longest, most, where, err);
         }
     }
     if (rc == 0 && ferror(f)) {
@@ -95,7 +96,7 @@ int prompts_init(Prompts* p, const TrainOptions* opt, const Tokenizer* tk, int V
     memset(p, 0, sizeof *p);
     p->given = 1;
     if (opt->prompt_file[0]) { return read_lines(p, opt->prompt_file, tk, most, err); }
-    if (opt->prompt[0]) { return add(p, opt->prompt, tk, most, "the prompt", err); }
+    if (opt->prompt[0]) { return add(p, opt->prompt, tk, longest_token(tk), most, "the prompt", err); }
     p->given = 0;
     grow(p, 1);
     p->ids[0] = tk->V > 0 ? tk->eot : V - 1;

@@ -99,6 +99,7 @@ void run_print_start(const Trainer* tr) {
     printf("num_parameters: %zu => bytes: %zu\n", g->ts.ntotal, g->ts.ntotal * sizeof(floatX));
     printf("batch_size B=%d * seq_len T=%d and total_batch_size=%d\n=> setting grad_accum_steps=%d\n",
            opt->batch, opt->seq_len, opt->total_batch, tr->grad_accum);
+    printf("weights here after %.2f s\n", tr->weights_s);
     if (tr->first_step) { printf("resuming at step %d\n", tr->first_step); }
     fflush(stdout);
 }
@@ -399,7 +400,12 @@ static int load_state(Trainer* tr, char err[TRAIN_ERR]) {
     } else if (rc == 0 && why[0] && tr->rank == 0) {
         printf("note: %s\n", why);
     }
-    if (rc == 0) { memcpy(&tr->state, st.trainer, sizeof tr->state); }
+    if (rc == 0) {
+        memcpy(&tr->state, st.trainer, sizeof tr->state);
+        if (!outlier_is_sound(&tr->state.loss) || !outlier_is_sound(&tr->state.norm)) {
+            rc = train_error(err, "%s: is damaged: its windows of losses and norms", path);
+        }
+    }
     checkpoint_state_free(&st);
     return rc;
 }
@@ -476,8 +482,10 @@ static int write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
 // Rank 0 writes what may be many GB. The others wait for it, within what is not --timeout, here: at the
 // barrier at the latest, so that no exchange of the next step does.
 int run_write_checkpoint(Trainer* tr, char err[TRAIN_ERR]) {
+    const double start = fo_now();
     fo_group_patience(tr->world, fmax(tr->opt->timeout, FO_PATIENCE_S));
     if (write_checkpoint(tr, err)) { return -1; }
+    if (tr->rank == 0) { printf("checkpoint written in %.2f s\n", fo_now() - start); }
     fo_stream_sync(tr->gpt.comm[GROUP_TP]);
     fo_group_barrier(tr->world);
     fo_group_patience(tr->world, tr->opt->timeout);
@@ -585,16 +593,21 @@ void run_open(Trainer* tr) {
     const int tells = tr->rank == 0 || strcmp(fo_group_transport(tr->world), "local") == 0;
     if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(tells, err); }
     fo_group_barrier(tr->world); // all have looked | memory is taken, and something is written
-    if (opt->out[0] && tr->rank == 0 && trains && checkpoint_prepare_folder(opt->out, err)) {
-        user_error(1, err);
+    if (opt->out[0] && tr->rank == 0 && trains) {
+        if (checkpoint_prepare_folder(opt->out, &tr->lock, err)) { user_error(1, err); }
+        if (err[0]) { printf("note: %s\n", err); }
     }
     fo_device_deterministic(device, opt->deterministic);
     fo_device_fuse_gelu(device, opt->gelu_fusion);
     fo_device_tf32(device, opt->tf32);
     if (opt->link.gbytes_s > 0.0) { fo_group_link(tr->world, opt->link.gbytes_s, opt->link.us); }
     gpt_open(&tr->gpt, c, &sized, tr->world, device);
-    if (load_weights(tr, path, err) ||
+    const double start = fo_now();
+    const int bad = load_weights(tr, path, err);
+    tr->weights_s = fo_now() - start;
+    if (bad ||
         (trains && logger_init(&tr->logger, opt->out, opt->log_json, tr->rank, tr->first_step > 0, err))) {
+        lock_release(&tr->lock);
         user_error(tr->rank == 0, err);
     }
     // all at once, as they will compute; then what a link does while nothing else runs
@@ -613,6 +626,7 @@ void run_open(Trainer* tr) {
 
 void run_close(Trainer* tr) {
     FoDevice* device = tr->gpt.device;
+    lock_release(&tr->lock);
     gpt_close(&tr->gpt);
     fo_device_close(device);
     dataloader_free(&tr->train);

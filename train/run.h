@@ -45,12 +45,15 @@ typedef struct {
     Prompts prompts;     // of samples
     int nsamples;        // so far
     Logger logger;
+    FolderLock lock; // of the output folder, on rank 0
     Schedule schedule;
     TrainerState state;
     double peak_tflops;  // of all ranks
     double tokens_per_s; // running mean, not bias corrected
     int nmeasured;
     double sum_ms;
+    double weights_s;     // that it took to read or draw them
+    double data_s;        // in which this rank waited for batches, in the steps of sum_ms
     Sent* sent;           // --comm-report: before the step that it is about
     StepsOption traced;   // --trace: numbers of the steps, as they are printed
     FoTrace* trace;       // under way

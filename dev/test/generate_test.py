@@ -99,7 +99,7 @@ def generate_refuses():
     refused_text("no prompt", "--prompt-file", "blank.txt", "--tp", 2)
     for path in (".", "/dev/zero", "/dev/stdin"):
         refused_text("can't read|not a regular file", "--prompt-file", path)
-    refused_text("--generate and --dry-run", "--prompt", "x", "--dry-run")
+    refused_text("want one of them", "--prompt", "x", "--dry-run")
     refused_text("zero.txt line 2|zero byte", "--prompt-file", "zero.txt")
     refused_text("long.txt line 2|1048576 tokens", "--prompt-file", "long.txt", "--dp", 2)
     refused_text("high.txt line 3|64 tokens|63", "--prompt-file", "high.txt", "-g", 1000)

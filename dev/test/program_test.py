@@ -270,7 +270,7 @@ def bad_files():
             "a_val*", "--tp", 2, left=["main.log"])
     write("sound.bin", read("five.bin"))
     refused("nothere.bin|No such file", "-x", 1, model="nothere.bin")
-    refused("rank 0 needs|parameters|activations|would fit: a smaller model", "-x", 1, "-i", "a_train*",
+    refused("rank 0 needs|parameters|activations|is too much: a smaller model", "-x", 1, "-i", "a_train*",
             model="gpt3:c12288")
     for i, (says, damage) in enumerate(damaged(read("five.bin"), "model")):
         name = write(f"model{i}.bin", damage)
@@ -302,6 +302,9 @@ def bad_state():
         shutil.copytree(f"{tmp}/kept", f"{tmp}/{folder}")
         write(f"{folder}/{kind}_00000002.bin", damage)
         refused(f"--resume 1|step 2|{kind}_00000002.bin|{says}", "-x", 4, "-y", 1, "-o", folder, folder=folder)
+    shutil.copytree(f"{tmp}/kept", f"{tmp}/window")  # where the window of losses, 128 of them, goes on
+    write("window/state_00000002.bin", words(raw, w539=1 << 20))
+    refused("state_00000002.bin: is damaged|windows", "-x", 4, "-y", 1, "-o", "window", folder="window")
     shutil.copytree(f"{tmp}/kept", f"{tmp}/two")
     succeeds(train("-x", 4, "-y", 1, "-o", "two"))
     shutil.copytree(f"{tmp}/two", f"{tmp}/twohurt")

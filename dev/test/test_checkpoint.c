@@ -427,6 +427,9 @@ static void test_bad_models(void) {
     CHECK_HAS(err, "none.bin: No such file or directory; want a model checkpoint");
     CHECK(checkpoint_read_header(folder, &got, &version, err) == -1);
     CHECK_HAS(err, "is not a regular file");
+    CHECK(mkfifo(in_folder("pipe.bin"), 0600) == 0); // nobody writes into it: not waited for
+    CHECK(checkpoint_read_header(in_folder("pipe.bin"), &got, &version, err) == -1);
+    CHECK_HAS(err, "is not a regular file; want a model checkpoint");
     CHECK_AT("of another model");
     spill(in_folder("bad.bin"), file, nbytes);
     CHECK(checkpoint_read_header(in_folder("bad.bin"), &got, &version, err) == 0 && version == 5);
@@ -473,6 +476,8 @@ static void test_bad_states(void) {
     check_bad_state(file, nbytes, 6, 0, 0, 25, "damaged: NH=0");
     check_bad_state(file, nbytes, 14, 38, 0, 25, "need"); // of the loader's bytes
     check_bad_state(file, nbytes, 15, 1 << 30, 0, 25, "damaged");
+    check_bad_state(file, nbytes, 16, 1 << 21, 0, 25, "damaged"); // as much memory would be taken
+    check_bad_state(file, nbytes, 2, 2147483647, 0, 25, "damaged: step 2147483647"); // none could follow it
     check_bad_state(file, nbytes, 17, -1, 0, 25, "damaged");
     check_bad_state(file, nbytes, -1, 0, 0, 20, "NH=25");
     free(file);
@@ -564,9 +569,84 @@ static int steps_there(const char* dir) {
     return bits;
 }
 
+// what stands in the place of a file that is about to be written leads nowhere
+static void test_links(void) {
+    char err[TRAIN_ERR] = "", dir[512], path[CHECKPOINT_PATH], *kept;
+    size_t nbytes;
+    Logger log;
+    struct stat st;
+    FolderLock lock;
+    CHECK_AT("links and pipes");
+    (void)snprintf(dir, sizeof dir, "%s", in_folder("links"));
+    CHECK(mkdir(dir, 0700) == 0);
+    spill(in_folder("outside"), "kept", 4);
+    checkpoint_done_path(path, dir, 3);
+    CHECK(symlink(in_folder("outside"), path) == 0);
+    CHECK(symlink(in_folder("outside"), in_folder("links/main.log")) == 0);
+    CHECK(symlink(in_folder("outside"), in_folder("links/model_00000003.bin.tmp")) == 0);
+    CHECK(checkpoint_prepare_folder(dir, &lock, err) == 0);
+    CHECK(!exists(in_folder("links/model_00000003.bin.tmp")));
+    CHECK(checkpoint_write_done(dir, 3, err) == 0 && lstat(path, &st) == 0 && S_ISREG(st.st_mode));
+    CHECK(logger_init(&log, dir, NULL, 0, 0, err) == -1);
+    CHECK_HAS(err, "links/main.log: cannot be opened: ");
+    CHECK(unlink(in_folder("links/main.log")) == 0 && mkfifo(in_folder("links/main.log"), 0600) == 0);
+    CHECK(logger_init(&log, dir, NULL, 0, 0, err) == -1); // nobody reads it: not waited for
+    CHECK_HAS(err, "links/main.log: cannot be opened: ");
+    lock_release(&lock);
+    CHECK(symlink(in_folder("outside"), in_folder("links/train_gpt.lock")) == 0);
+    CHECK(checkpoint_prepare_folder(dir, &lock, err) == -1);
+    CHECK_HAS(err, "links/train_gpt.lock: cannot be opened: ");
+    kept = slurp(in_folder("outside"), &nbytes);
+    CHECK(nbytes == 4 && memcmp(kept, "kept", 4) == 0);
+    free(kept);
+    spill(in_folder("links/DONE_2147483647"), "", 0); // no step follows it
+    spill(in_folder("links/DONE_99999999999"), "", 0);
+    CHECK(checkpoint_find(dir, err) == -1);
+    CHECK_HAS(err, "step 3 passed over: ");
+}
+
+// another process holds the folder; before the first thread. The last thing it does is to be killed
+static void test_lock(void) {
+    char err[TRAIN_ERR] = "", dir[512], want[64], *left;
+    size_t nbytes;
+    int ready[2];
+    FolderLock lock;
+    CHECK_AT("lock");
+    (void)snprintf(dir, sizeof dir, "%s", in_folder("locked"));
+    CHECK(pipe(ready) == 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        const char rc = (char)checkpoint_prepare_folder(dir, &lock, err);
+        (void)!write(ready[1], &rc, 1);
+        pause();
+        _exit(1);
+    }
+    char rc = -1;
+    CHECK(pid > 0 && read(ready[0], &rc, 1) == 1 && rc == 0);
+    spill(in_folder("locked/model_00000001.bin.tmp"), "under way", 9);
+    (void)snprintf(want, sizeof want, "locked: process %d on ", (int)pid);
+    CHECK(checkpoint_prepare_folder(dir, &lock, err) == -1 && !lock.held);
+    CHECK_HAS(err, want);
+    CHECK(exists(in_folder("locked/model_00000001.bin.tmp"))); // it is the other's
+    CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
+    left = slurp(in_folder("locked/train_gpt.lock"), &nbytes);
+    CHECK(left && nbytes > 0); // and locks nothing
+    free(left);
+    CHECK(checkpoint_prepare_folder(dir, &lock, err) == 0 && lock.held && err[0] == 0);
+    CHECK(!exists(in_folder("locked/model_00000001.bin.tmp")));
+    left = slurp(in_folder("locked/train_gpt.lock"), &nbytes);
+    CHECK(left && atoi(left) == (int)getpid());
+    free(left);
+    lock_release(&lock);
+    CHECK(!exists(in_folder("locked/train_gpt.lock")));
+    close(ready[0]);
+    close(ready[1]);
+}
+
 static void test_folder(void) {
     char err[TRAIN_ERR] = "", path[CHECKPOINT_PATH], dir[512], long_name[2000];
     struct stat info;
+    FolderLock lock;
     size_t model_nbytes, state_nbytes;
     const GPTConfig c = uneven();
     float* full = numbered(ntotal_of(c), 1);
@@ -574,17 +654,20 @@ static void test_folder(void) {
     char* state = slurp(in_folder("state.bin"), &state_nbytes);
     CHECK_AT("prepare");
     (void)snprintf(dir, sizeof dir, "%s", in_folder("out"));
-    CHECK(checkpoint_prepare_folder(dir, err) == 0 && stat(dir, &info) == 0 && (info.st_mode & 0777) == 0755);
-    CHECK(checkpoint_prepare_folder(dir, err) == 0); // it is there
-    CHECK(checkpoint_prepare_folder(in_folder("a/b"), err) == -1);
+    CHECK(checkpoint_prepare_folder(dir, &lock, err) == 0 && stat(dir, &info) == 0 &&
+          (info.st_mode & 0777) == 0755);
+    lock_release(&lock);
+    CHECK(checkpoint_prepare_folder(dir, &lock, err) == 0); // it is there
+    lock_release(&lock);
+    CHECK(checkpoint_prepare_folder(in_folder("a/b"), &lock, err) == -1);
     CHECK_HAS(err, "a/b: cannot be made: No such file or directory (the folder around it is missing");
-    CHECK(checkpoint_prepare_folder(in_folder("state.bin"), err) == -1);
+    CHECK(checkpoint_prepare_folder(in_folder("state.bin"), &lock, err) == -1);
     CHECK_HAS(err, "state.bin: is not a folder");
-    CHECK(checkpoint_prepare_folder("/proc", err) == -1); // nobody may write there, not even root
+    CHECK(checkpoint_prepare_folder("/proc", &lock, err) == -1); // nobody may write there, not even root
     CHECK_HAS(err, "output folder /proc: no file can be made in it");
     memset(long_name, 'a', sizeof long_name);
     long_name[1999] = 0;
-    CHECK(checkpoint_prepare_folder(long_name, err) == -1);
+    CHECK(checkpoint_prepare_folder(long_name, &lock, err) == -1);
     CHECK_HAS(err, "1999 characters; at most 992");
 
     CHECK_AT("find");
@@ -806,7 +889,7 @@ static void test_llmc(void) {
     FoDevice* d = fo_device_open(0, 1);
     FoStream* s = fo_stream_create(d, "main");
     (void)snprintf(dir, sizeof dir, "%s", in_folder("llmc"));
-    CHECK(checkpoint_prepare_folder(dir, err) == 0);
+    CHECK(mkdir(dir, 0755) == 0);
     for (int nproc = 1; nproc <= 6; nproc++) {
         for (int kind = 0; kind < 8; kind++) {
             const int zero = kind & 1, shuffle = kind >> 1 & 1, masters = !(kind >> 2);
@@ -882,6 +965,7 @@ static void test_debugstate(void) {
 
 int main(void) {
     if (!folder_open("test_checkpoint")) { return 1; }
+    test_lock();
     test_model_files();
     test_state_files();
     test_weights();
@@ -889,6 +973,7 @@ int main(void) {
     test_bad_states();
     test_disk_full();
     test_folder();
+    test_links();
     test_llmc();
     test_debugstate();
     folder_close();

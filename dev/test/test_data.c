@@ -362,6 +362,7 @@ static void test_resume_errors(void) {
                {5, 0, "damaged"},
                {6, 1ull << 40, "damaged"},
                {7, 1ull << 40, "damaged"},
+               {7, 1ull << 30, "damaged: epoch 1073741824"}, // each would be shuffled again
                {8, 3, "damaged: epoch 0, shard 3 of 3, sample 1 of 16 tokens"},
                {9, 100, "damaged"},
                {9, 1ull << 60, "damaged"},
@@ -375,6 +376,11 @@ static void test_resume_errors(void) {
     f[0] = 2; // of the time before seeds could be chosen
     CHECK(dataloader_restore(&dl, f, 80, err) == 0 && err[0] == 0 && dl.current_sample_idx == 1);
     f[0] = 3;
+    CHECK_AT("a rank that no run has had"); // its generator's seed goes beyond an int
+    const uint64_t rank = f[6];
+    f[6] = INT32_MAX;
+    CHECK(dataloader_restore(&dl, f, sizeof f, err) == 0 && next(&dl));
+    f[6] = rank;
     CHECK_AT("a shard that went away");
     CHECK(rename(in_dir("mix_000000.bin"), in_dir("gone.bin")) == 0);
     for (f[8] = 0; f[8] < 3 && dataloader_restore(&dl, f, sizeof f, err) == 0;) {
@@ -447,7 +453,11 @@ static void test_shard_errors(void) {
     write_file("empty.bin", "", 0);
     check_init_fails("empty.bin", 1, 1, 1, "empty.bin is empty", "0 bytes");
     mkdir(in_dir("folder.bin"), 0700);
-    check_init_fails("folder.bin", 1, 1, 1, "folder.bin is not a regular file", "");
+    check_init_fails("folder.bin", 1, 1, 1, "folder.bin: it is not a regular file", "");
+    CHECK(mkfifo(in_dir("pipe.bin"), 0600) == 0); // nobody writes into it: not waited for
+    check_init_fails("pipe.bin", 1, 1, 1, "pipe.bin: it is not a regular file", "");
+    write_file("new\nline\x1b[2J.bin", "", 0); // a name that would break the line
+    check_init_fails("new*", 1, 1, 1, "new?line?[2J.bin is empty", "0 bytes");
     write_file("tiny.bin", "\x01\x02", 2);
     check_init_fails("tiny.bin", 1, 1, 1, "tiny.bin has 2 bytes", "1024");
     write_header("cut.bin", 20240520, 1, 100, 600);
@@ -629,6 +639,10 @@ static void test_tokenizer_errors(void) {
     check_tokenizer_fails("nowhere.bin", "can't open", "No such file");
     check_tokenizer_fails("empty.bin", "empty.bin is not a tokenizer", "0 bytes");
     check_tokenizer_fails("folder.bin", "not a regular file", "");
+    check_tokenizer_fails("pipe.bin", "not a regular file", "");
+    write_file("huge.bin", "", 0); // as much memory would be taken
+    CHECK(truncate(in_dir("huge.bin"), (off_t)1 << 32) == 0);
+    check_tokenizer_fails("huge.bin", "huge.bin is not a tokenizer", "too large");
     check_tokenizer_fails("page.bin", "an HTML page", "not a tokenizer");
     check_tokenizer_fails("seq_000000.bin", "is a token shard", "not a tokenizer");
     check_tokenizer_fails("tiny.bin", "has 2 bytes", "1024");

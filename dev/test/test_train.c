@@ -270,6 +270,13 @@ static void test_outlier(void) {
     OutlierDetector before = d;
     CHECK(isnan(outlier_update(&d, (double)NAN)) && isnan(outlier_update(&d, (double)INFINITY)));
     CHECK_BITS(&d, &before, sizeof d);
+    // of a file: indices that lie in the window
+    OutlierDetector bad[] = {d, d, d, d};
+    bad[0].next = OUTLIER_WINDOW, bad[1].next = -1, bad[2].nvalues = OUTLIER_WINDOW + 1, bad[3].nvalues = -1;
+    CHECK(outlier_is_sound(&d));
+    for (int i = 0; i < 4; i++) {
+        CHECK(!outlier_is_sound(&bad[i]));
+    }
     // all equal
     memset(&d, 0, sizeof d);
     for (int i = 0; i < 400; i++) {
