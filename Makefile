@@ -179,7 +179,7 @@ $(B)/dev/fuzz/fuzz: LIBS += -fsanitize=fuzzer
 run-fuzz: $(B)/dev/fuzz/fuzz
 	@FUZZ_TIME=$(FUZZ_TIME) TARGETS="$(TARGETS)" bash dev/fuzz/fuzz.sh $<
 run-san: tests
-	@B=$(B) bash dev/test/run.sh $(TESTS)
+	@JOBS=2 LIMIT=900 B=$(B) bash dev/test/run.sh $(TESTS)
 deps-cuda:
 	@bash scripts/deps.sh --cuda
 # emulation: what has no streams once; all else in each schedule; then under the checker
