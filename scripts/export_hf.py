@@ -8,7 +8,7 @@ Writes model.safetensors (one file, of any size), config.json, generation_config
 tokenizer, vocab.json, merges.txt, tokenizer_config.json, special_tokens_map.json. Rows of wte that pad the
 vocabulary are left out. The merges of a tokenizer file are derived from its tokens; transformers cuts text
 into words as GPT-2 does, so that a tokenizer with other rules has other tokens there. The byte tokenizer of
-prepare_text.py has no token that ends a text: the model is told the newline to begin from, none to stop at.
+data/prepare.py has no token that ends a text: the model is told the newline to begin from, none to stop at.
 
 Needs numpy alone. Memory is that of the largest tensor, about. Files are renamed from temporary names when
 all are done, config.json last. import_hf.py does the reverse; doc/interchange.md tells more.
