@@ -63,17 +63,17 @@ def test_formulas():
     E = 4 if "FP32" in os.environ.get("B", "") else 2
     B, T, C = 8, 256, 256
     for P in (2, 4, 8):
-        for link in (0.5, 2.0, 20.0):
-            out = plan(machine("plain", PLAIN.format(link=link, us=0)), "-e", MODEL, "-b", B, "-t", T, "--tp", P)
-            each = B * T * C * E / P / (link * 1e9)
+        for link, us in ((0.5, 0), (2.0, 0), (20.0, 0), (2.0, 300)):
+            out = plan(machine("plain", PLAIN.format(link=link, us=us)), "-e", MODEL, "-b", B, "-t", T, "--tp", P)
             exposed = table(out, "exposed by operation")
             columns = [("none", 1), ("slice", 4), ("slice", 8), ("flash", 1), ("flash", 2)]
             for name, OC in (("F1", 3 * C), ("F3", 4 * C), ("F4", 4 * C)):
                 work = 2 * B * T * C * OC / P / 1e12
                 for k, (mode, m) in enumerate(columns):
+                    each = B * T * C * E / P / (link * 1e9) + m * us * 1e-6
                     want = 2e3 * formula(mode, m, P, each, work)
                     got = exposed.get(name, [0.0] * 5)[k]
-                    check(near(got, want, 0.02, 0.005), f"{name} {mode}:{m} P={P} link {link}: {got}, formula {want}")
+                    check(near(got, want, 0.02, 0.005), f"{name} {mode}:{m} P={P} link {link},{us}: {got}, formula {want}")
 
 
 def measure(args, mode, link, us, pace, tokens):
@@ -114,6 +114,9 @@ def test_meshes():
     check(all(int(r[0]) * int(r[1]) * int(r[2]) == 64 for r in rows), f"meshes of 64: {rows}")
     check(all(float(r[9]) <= 2.0 for r in rows), f"each fits: {rows}")
     check(re.search(r"[1-9][0-9]* of them need more memory", out), "some need more memory")
+    one, two, five = (table(plan("small", "-e", MODEL, "-b", 4, "-t", 256, "--dp", 4, "-d", n * 4096), "overlap")["flash:1"][0]
+                      for n in (1, 2, 5))
+    check(two > 1.3 * one and near(five - two, 3 * (two - one), 0.02, 0.01), f"1, 2 and 5 micro-steps: {one} {two} {five} ms")
     run = succeeds(Run("--plan", "small", "-e", "gpt3:c4096", "-b", 1, "-t", 2048, "-d", 1 << 21, "-r", 3, "--world", 1024,
                        quick=False))
     check(run.seconds < 30, f"1,024 ranks in {run.seconds:.1f} s")
