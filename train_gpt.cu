@@ -901,7 +901,8 @@ static void rank_main(FoGroup* world, void* arg) {
     run_open(tr);
     fo_group_patience(world, run->opt.timeout); // all have come from a barrier
     int stop = run->opt.generate ? generate(tr, stopping) : run->opt.eval ? score(tr) : train(tr);
-    if (tr->rank == 0) { run->status = stop ? 128 + stop : 0; }
+    // threads share it; a process has its own, which tells its launcher
+    if (tr->rank == 0 || strcmp(fo_group_transport(world), "local")) { run->status = stop ? 128 + stop : 0; }
     fo_group_barrier(world);
     run_close(tr);
     free(tr);

@@ -175,6 +175,6 @@ void tokenizer_print(const Tokenizer* tk, int id, FILE* out) {
         return;
     }
     unsigned char c = (unsigned char)bytes[0];
-    if (n == 1 && !isprint(c) && !isspace(c)) { return; }
+    if (n == 1 && c < 0x80 && !isprint(c) && !isspace(c)) { return; } // from 0x80 on: a part of UTF-8
     fwrite(bytes, 1, n, out);
 }

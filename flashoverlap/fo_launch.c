@@ -105,6 +105,10 @@ int fo_launch_find(FoLaunch* l, char err[FO_LAUNCH_ERR]) {
         l->rank = from ? number_of(from->rank, 0) : 0;
         return 0;
     }
+    if (!asked && !from && l->init != FO_INIT_AUTO) {
+        return refuse("-pi %s: how many processes? Want -pn N -pr RANK, or torchrun's or srun's variables",
+                      l->init == FO_INIT_FS ? "fs" : "tcp");
+    }
     if (!asked) { l->n = launched; }
     if (l->rank < 0) { l->rank = from ? number_of(from->rank, 0) : l->n > 1 ? -1 : 0; }
     if (l->rank < 0) {

@@ -142,6 +142,7 @@ recipe_loop() {
     trap 'on_signal 130 USR1' INT
     trap 'on_signal 143 USR1' TERM
     trap 'on_signal 138 USR1' USR1
+    mkdir -p "$OUT"
     while [[ ! -e $done_file ]]; do
         logged=$(steps_logged) newest=$(newest_done)
         run_child "$@"

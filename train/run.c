@@ -371,6 +371,15 @@ static int find_model(const TrainOptions* opt, GPTConfig* c, char path[CHECKPOIN
         return train_error(err, "--resume 1: %s has no complete checkpoint to %s", opt->out,
                            opt->generate ? "generate from" : "evaluate");
     }
+    if (speak && !opt->resume && opt->out[0] && !opt->generate && !opt->eval && access(opt->out, F_OK) == 0) {
+        char why[TRAIN_ERR];
+        const int found = checkpoint_find(opt->out, why);
+        if (found >= 0) {
+            printf("note: %s has checkpoints of another run, up to step %d: -y 1 goes on from it; -y 1 after "
+                   "this run takes the newest of both\n",
+                   opt->out, found);
+        }
+    }
     int kind = model_parse(opt->model, c, err);
     if (kind == 1) {
         if (strlen(opt->model) >= CHECKPOINT_PATH) {
@@ -589,6 +598,8 @@ void run_open(Trainer* tr) {
     }
     FoDevice* device = fo_device_open(tr->rank, fo_group_nlocal(tr->world));
     if (tr->rank == 0 && !opt->generate) { print_most_memory(&sized, c); }
+    fflush(stdout);
+    fo_group_barrier(tr->world); // it is told | a rank finds that it does not fit
     // of threads the first that finds out is the one that tells
     const int tells = tr->rank == 0 || strcmp(fo_group_transport(tr->world), "local") == 0;
     if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(tells, err); }

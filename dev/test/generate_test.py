@@ -3,9 +3,14 @@
 mesh, as threads and as processes, alone and with others; lengths, signals; each line of bad input.
 """
 
-import os, re, shutil, signal
+import os, re, shutil, signal, sys
 
-from program import (MPI, Run, at_once, check, main, refused, succeeds, tmp, train, write)
+import numpy as np
+
+from program import (MPI, PROGRAM, Run, at_once, check, main, refused, succeeds, tmp, train, write)
+
+sys.path.insert(0, "dev")
+import checkpoint, forward
 
 
 def generate(*args, model="fluent/model_00000150.bin", **how):
@@ -21,6 +26,27 @@ def texts(run):
     """What a run has written, by prompt."""
     out = re.sub(r"(?m)^(decode: |# ).*\n", "", run.out)
     return [re.sub(r"\Aprompt \d+:\n", "", text) for text in re.findall(r"(?s)(?<=---\n)(.*?)\n---\n", out)]
+
+
+def alike(got, want):
+    """The same texts; in BF16 but for a token that is as likely as the other one: the logits that a token is chosen by, and what
+    they are made of, are rounded to 8 bits, on each mesh in another order. Numpy says how far apart the two are.
+    """
+    config, params = checkpoint.read_model(f"{tmp}/fluent/model_00000150.bin")
+    for a, b in zip(got, want):
+        if a == b:
+            continue
+        at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), 0)
+        if "FP32" in PROGRAM or at == 0:
+            return False
+        ids = np.frombuffer(b[:at].encode(), np.uint8).astype(np.int64)[None]
+        doubles = {name: p.astype(np.float64) for name, p in params.items()}
+        logits = forward.forward(doubles, ids, ids, config)[0][0, -1]
+        chosen = sorted(logits)[-1] - min(logits[ord(a[at])], logits[ord(b[at])])
+        print(f"after '{b[:at][-20:]}': '{a[at]}' or '{b[at]}', logits {chosen:.3f} apart of {max(abs(logits)):.2f}")
+        if chosen > 8 * 2**-9 * max(abs(logits)):
+            return False
+    return len(got) == len(want)
 
 
 def generates_alike(model):
@@ -39,7 +65,7 @@ def generates_alike(model):
     def one(mesh, np=0, *more):
         flags = [x for pair in zip(("--dp", "--up", "--tp"), mesh) for x in pair]
         run = succeeds(generate("--prompt-file", "prompts.txt", *flags, *more, np=np))
-        check(texts(run) == alone, f"{mesh}: {run.name}: {texts(run)} {alone}")
+        check(alike(texts(run), alone), f"{mesh}: {run.name}: {texts(run)} {alone}")
         check(run.out.splitlines()[-1].startswith("# prefill: "), f"its speed comes last: {run.out[-200:]}")
         told = run.out.count("decode: attention: all-reduce of")
         check(told == (mesh[1] * mesh[2] > 1), f"the plan is told once: {run.out[:300]}")
@@ -50,7 +76,7 @@ def generates_alike(model):
     for mesh in ((1, 2, 2), (2, 1, 2), (3, 1, 1)) if MPI else ():
         one(mesh, mesh[0] * mesh[1] * mesh[2])
     run = succeeds(generate("--prompt", single[0], "-y", 1, "-o", "fluent", "--tp", 2))
-    check(texts(run) == alone[:1], f"the newest checkpoint of a folder: {run.out}")
+    check(alike(texts(run), alone[:1]), f"the newest checkpoint of a folder: {run.out}")
     run = succeeds(generate("--prompt", single[1], "-o", "nofolder"))
     check(texts(run) == alone[1:2] and not os.path.exists(f"{tmp}/nofolder"), "no folder is made")
     for mesh in ([], ["--up", 2], ["--tp", 2, "--dp", 2]):  # the last sample of a run is of its last checkpoint
@@ -58,7 +84,7 @@ def generates_alike(model):
         run = succeeds(train("-x", 150, "-b", 8, "-t", 32, "-d", 512, "-s", 150, "-g", 64, "-y", 1, "-o",
                              f"again{len(mesh)}", "--temperature", 0, "--prompt-file", "prompts.txt", "--tokenizer",
                              "a_tokenizer.bin", *mesh, model=model))
-        check(texts(run) == alone, f"while training: {run.name}: {run.out[-900:]}")
+        check(alike(texts(run), alone), f"while training: {run.name}: {run.out[-900:]}")
     drawn = [texts(succeeds(generate("--prompt-file", "prompts.txt", "--temperature", 1, "--dp", dp, "-b", b)))
              for dp, b in ((1, 4), (2, 1), (3, 4))]
     check(drawn[0] == drawn[1] == drawn[2] and drawn[0] != alone, f"drawn: {drawn}")

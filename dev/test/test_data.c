@@ -624,7 +624,8 @@ static void test_print(void) {
     rewind(out);
     size_t n = fread(got, 1, sizeof got - 1, out);
     fclose(out);
-    CHECK(n == 9 && strcmp(got, "A\n\abc5 3 ") == 0);
+    CHECK(n == 10 && strcmp(got, "A\n\abc\x80"
+                                 "5 3 ") == 0);
 }
 
 static void check_tokenizer_fails(const char* name, const char* text, const char* more) {
