@@ -24,10 +24,16 @@ START, MOST = 65535, 65535  # the word that begins an example; the largest numbe
 
 def example_words(tokens, item, index, where):
     """An example as uint16 words."""
+    item = item if isinstance(item, dict) else {}
     endings, label = item.get("endings"), item.get("label")
     good = isinstance(item.get("ctx"), str) and isinstance(endings, list) and len(endings) == 4
     if not good or not all(isinstance(e, str) for e in endings) or label not in (0, 1, 2, 3):
         raise UserError(f"{where}: want ctx, four endings and a label 0 ... 3 (the test set has no labels)")
+    for text in (item["ctx"], *endings):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{where}: half of a surrogate pair, which is no text") from None
     context = tokens.encode(item["ctx"])
     words = [START, 0, index, int(label), len(endings), len(context), *context]
     for ending in endings:

@@ -766,9 +766,11 @@ def test_hellaswag():
     check(result.returncode == 0 and read(f"{tmp}/h2/hellaswag_val.bin") == expected(words), "downloaded")
     server.shutdown()
     for says, change in (("four endings", {"endings": ["a"]}), ("a label 0 ... 3", {"label": 4}),
-                         ("want ctx", {"ctx": None}), ("can't hold it", {"ctx": "x" * 40000})):
+                         ("want ctx", {"ctx": None}), ("can't hold it", {"ctx": "x" * 40000}),
+                         ("half of a surrogate pair", {"ctx": "\ud800"})):
         refused(says, write("hb.jsonl", json.dumps({**examples[0], **change})), "--out", OUT, "--tokenizer",
                 "byte", program="hellaswag.py")
+    refused("want ctx", write("hl.jsonl", "[1, 2]\n"), "--out", OUT, "--tokenizer", "byte", program="hellaswag.py")
     refused("no example", write("he.jsonl", ""), "--out", OUT, "--tokenizer", "byte", program="hellaswag.py")
 
 
