@@ -48,9 +48,13 @@ recipe_defaults() {
         recipe_die "RANKS '$RANKS', UP '$UP', TP '$TP': want whole numbers above 0"
     ((RANKS % (UP * TP) == 0)) ||
         recipe_die "RANKS $RANKS is no multiple of UP $UP * TP $TP = $((UP * TP)); want $((UP * TP)), for example"
-    [[ $STEPS =~ ^[1-9][0-9]*$ ]] || recipe_die "STEPS '$STEPS': want a whole number above 0"
-    [[ $EVERY$KEEP$MAJOR$TRIES$PAUSE$MAX_PAUSE =~ ^[0-9]+$ ]] ||
-        recipe_die "EVERY, KEEP, MAJOR, TRIES, PAUSE, MAX_PAUSE: want whole numbers"
+    [[ $STEPS =~ ^[1-9][0-9]{0,9}$ ]] || recipe_die "STEPS '$STEPS': want a whole number above 0"
+    for name in EVERY KEEP MAJOR TRIES PAUSE MAX_PAUSE; do
+        [[ ${!name} =~ ^(0|[1-9][0-9]{0,9})$ ]] || recipe_die "$name '${!name}': want a whole number"
+    done
+    for name in PEAK MFU ${TOK_S:+TOK_S}; do
+        [[ ${!name} =~ ^[0-9.]*[1-9][0-9.]*([eE][-+]?[0-9]+)?$ ]] || recipe_die "$name '${!name}': want a number above 0"
+    done
     dp=$((RANKS / (UP * TP)))
     # a recipe's own BATCH is for its own RANKS: with more there may be fewer sequences for each
     while [[ -z $given_batch ]] && ((BATCH > 1 && TOTAL % (BATCH * SEQ * dp) != 0)); do BATCH=$((BATCH / 2)); done

@@ -186,11 +186,13 @@ void fo_device_state(const FoDevice* d, char* text, size_t nbytes) {
     }
     if (f) { fclose(f); }
     (void)getloadavg(&load, 1);
-    snprintf(
-        text, nbytes,
-        "cpu: load %.2f on %ld cores, memory of the process %llu MiB, at most %llu MiB so far, %zu MiB free",
-        load, sysconf(_SC_NPROCESSORS_ONLN), now >> 10, most >> 10,
-        fo_device_free_nbytes(d) * (size_t)d->nlocal >> 20);
+    const size_t left = fo_device_free_nbytes(d);
+    int n = snprintf(text, nbytes,
+                     "cpu: load %.2f on %ld cores, memory of the process %llu MiB, at most %llu MiB so far",
+                     load, sysconf(_SC_NPROCESSORS_ONLN), now >> 10, most >> 10);
+    if (left != SIZE_MAX && n > 0 && (size_t)n < nbytes) {
+        snprintf(text + n, nbytes - (size_t)n, ", %zu MiB free", left * (size_t)d->nlocal >> 20);
+    }
 }
 
 int fo_device_emulates(void) {
