@@ -109,6 +109,11 @@ int fo_launch_find(FoLaunch* l, char err[FO_LAUNCH_ERR]) {
         return refuse("-pi %s: how many processes? Want -pn N -pr RANK, or torchrun's or srun's variables",
                       l->init == FO_INIT_FS ? "fs" : "tcp");
     }
+    const char* rank = from ? getenv(from->rank) : NULL;
+    if (l->rank < 0 && rank && rank[strspn(rank, "0123456789")]) {
+        return refuse("%s is '%.40s'; want the number of this process, 0 to %d", from->rank, rank,
+                      (asked ? asked : launched) - 1);
+    }
     if (!asked) { l->n = launched; }
     if (l->rank < 0) { l->rank = from ? number_of(from->rank, 0) : l->n > 1 ? -1 : 0; }
     if (l->rank < 0) {
@@ -122,6 +127,9 @@ int fo_launch_find(FoLaunch* l, char err[FO_LAUNCH_ERR]) {
         return refuse("-pi fs needs a folder that all processes see: -pf DIR");
     }
     if (l->init == FO_INIT_TCP) { find_server(l, from); }
-    if (l->port < 0 || l->port > 65535) { return refuse("port %d: want 1 to 65535 (--port)", l->port); }
+    // a port that is no number is 0
+    if (l->port < (l->init == FO_INIT_TCP) || l->port > 65535) {
+        return refuse("port %d: want 1 to 65535 (MASTER_PORT, --port)", l->port);
+    }
     return 0;
 }

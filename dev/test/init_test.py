@@ -146,6 +146,9 @@ def test_told():
                        (["--port", 70000], "want 0 to 65535"),
                        (["-pn", 2, "-pr", 0, "--tp", 3], "2 processes were started")):
         says(train(*args), part)
+    for said, part in ((("x", 2, 1), "RANK is 'x'; want the number of this process, 0 to 1"),
+                       ((0, 2, "x"), "port 0: want 1 to 65535")):
+        says(train(env=variables(*said)), part)
     runs = [Run("--help", env=variables(r, 2, 1)) for r in (0, 1)]
     check([len(run.wait().out) > 1000 for run in runs] == [True, False], "one of two prints the help")
     check(runs[0].rc == runs[1].rc == 0 and runs[0].err == runs[1].err == "", f"{runs[0].err} {runs[1].err}")
