@@ -253,11 +253,10 @@ void run_comm_report(Trainer* tr) {
 }
 
 // ---- timeline ---------------------------------------------------------------------------------------------
-// which steps, and can the file be written?
+// which steps
 static int check_trace(Trainer* tr, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
     StepsOption steps = opt->trace_steps;
-    char why[FO_TRACE_ERR];
     if (!opt->trace[0]) { return 0; }
     if (steps.first == 0) { // the first has primitives to make, and no weights of an update to wait for
         steps.first = steps.last = tr->first_step + 1 + (tr->first_step + 1 < tr->nsteps);
@@ -269,8 +268,18 @@ static int check_trace(Trainer* tr, char err[TRAIN_ERR]) {
     if (tr->rank == 0 && steps.last <= tr->first_step) {
         printf("note: --trace-steps %d-%d are done already: no timeline\n", steps.first, steps.last);
     }
-    if (tr->rank == 0 && fo_trace_check(opt->trace, why)) { return train_error(err, "--trace: %s", why); }
     return 0;
+}
+
+// rank 0: makes the folder, which is then this run's; a timeline may be written into it
+static int prepare_files(Trainer* tr, char err[TRAIN_ERR]) {
+    const TrainOptions* opt = tr->opt;
+    char why[FO_TRACE_ERR];
+    if (opt->out[0] && checkpoint_prepare_folder(opt->out, &tr->lock, err)) { return -1; }
+    if (opt->out[0] && err[0]) { printf("note: %s\n", err); }
+    if (!opt->trace[0] || fo_trace_check(opt->trace, why) == 0) { return 0; }
+    lock_release(&tr->lock);
+    return train_error(err, "--trace: %s", why);
 }
 
 static int check_profile(const Trainer* tr, char err[TRAIN_ERR]) {
@@ -604,10 +613,7 @@ void run_open(Trainer* tr) {
     const int tells = tr->rank == 0 || strcmp(fo_group_transport(tr->world), "local") == 0;
     if (fit_check(&sized, c, tr->rank, fo_device_free_nbytes(device), err)) { user_error(tells, err); }
     fo_group_barrier(tr->world); // all have looked | memory is taken, and something is written
-    if (opt->out[0] && tr->rank == 0 && trains) {
-        if (checkpoint_prepare_folder(opt->out, &tr->lock, err)) { user_error(1, err); }
-        if (err[0]) { printf("note: %s\n", err); }
-    }
+    if (tr->rank == 0 && trains && prepare_files(tr, err)) { user_error(1, err); }
     fo_device_deterministic(device, opt->deterministic);
     fo_device_fuse_gelu(device, opt->gelu_fusion);
     fo_device_tf32(device, opt->tf32);

@@ -5,7 +5,7 @@ have the same timeline; where it can't be written, one line says so; it changes 
 
 import collections, json, os, re, signal
 
-from program import MPI, Run, at_once, check, data, main, refused, reported, same, succeeds, tmp, train
+from program import MPI, Run, at_once, check, data, listing_names, main, refused, reported, same, succeeds, tmp, train
 
 MODEL = "L=2,C=96,NH=6,V=256,maxT=64"
 # so slow that what is exposed is not what the scheduler does
@@ -210,6 +210,8 @@ def test_off():
 def test_refused():
     refused("--trace ''|want FILE", "--trace", "")
     refused("--trace-steps '3-2'|3-5", "--trace", "x.json", "--trace-steps", "3-2")
+    succeeds(train("-x", 2, "-o", "new", "--trace", "new/x.json"))  # the folder of -o is there by then
+    check("x.json" in listing_names("new"), f"a timeline in the folder: {listing_names('new')}")
     refused("--trace: nowhere/x.json.tmp|No such file", "-x", 2, "--trace", "nowhere/x.json")
     refused("--trace: nowhere/x.json.tmp|No such file", "-x", 2, "--trace", "nowhere/x.json", "--tp", 2)
     refused("--trace: /dev/null|not a file", "-x", 2, "--trace", "/dev/null")
