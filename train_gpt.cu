@@ -6,6 +6,8 @@
  * the loop. No kernel, no device call: plain C that is also C++. The rank's sizes and memory are in
  * train/gpt.h; files and reports of a run in train/run.h; text in train/generate.h.
  */
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -922,17 +924,36 @@ static void speak(Run* run) {
     if (bad) { user_error(speaks, run->err); }
 }
 
+// A file or a socket must not get the number of a standard stream that was closed: text would go there.
+static void open_closed_streams(void) {
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) { close(fd); }
+}
+
+// Where the text is what was asked for: has a full disk taken of it? Returns the status of the process.
+static int text_lost(void) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) { return 0; }
+    fprintf(stderr, "standard output cannot be written: %s\n",
+            errno ? strerror(errno) : "a part of it is lost");
+    return 1;
+}
+
 int main(int argc, char** argv) {
     static Run run;
+    open_closed_streams();
     run.program = argv[0];
     const int bad = options_parse(&run.opt, argc, argv, run.err);
     if (argc == 1 && !bad) { run.opt.help = 1; }
     if (bad || run.opt.help || run.opt.dry_run || run.opt.plan[0]) {
         speak(&run);
-        return 0;
+        return text_lost();
     }
     signal(SIGXFSZ, SIG_IGN); // a full quota is an error of write, told in one line
     fo_launch_run(&run.opt.launch, run.opt.dp * run.opt.up * run.opt.tp, rank_main, &run);
-    return run.status;
+    return run.status || !(run.opt.generate || run.opt.eval) ? run.status : text_lost();
 }
 #endif

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,26 +21,30 @@ int train_error(char err[TRAIN_ERR], const char* fmt, ...) {
     return -1;
 }
 
-/* Opens a log at its end, or, fresh, empty. inside: it must lie in the output folder, so a link, which could
- * lead out of it, is not followed. A pipe that nobody reads is not waited for.
+/* Adds a line, or, mode w, makes the file anew. main.log must lie in the output folder, so a link, which could
+ * lead out of it, is not followed. A FIFO that nobody reads is not waited for. Of a line that did not fit on the
+ * disk nothing is left, or a resumed run's first would stand behind it.
  */
-static FILE* open_log(const char* path, int fresh, int inside) {
-    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC | (inside ? O_NOFOLLOW : 0);
-    const int fd = open(path, flags | (fresh ? O_TRUNC : 0), 0666);
-    FILE* f = fd >= 0 ? fdopen(fd, "a") : NULL;
-    if (!f && fd >= 0) { close(fd); }
-    return f;
-}
-
-// a full disk shows only when the line leaves the buffer: fclose counts
 static int put(const Logger* l, const char* path, const char* mode, const char* line, char err[TRAIN_ERR]) {
+    const int how = (mode[0] == 'w' ? O_TRUNC : O_APPEND) | (path == l->path ? O_NOFOLLOW : 0);
+    struct stat before;
+    const char* at = line;
     if (path[0] == 0) { return 0; }
-    FILE* f = open_log(path, mode[0] == 'w', path == l->path);
-    if (!f) { return train_error(err, "%s: cannot be opened: %s", path, strerror(errno)); }
-    int bad = fputs(line, f) < 0;
-    bad |= fclose(f) != 0;
-    if (bad) { return train_error(err, "%s: cannot be written: %s", path, strerror(errno)); }
-    return 0;
+    const int fd = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC | how, 0666);
+    if (fd < 0) {
+        return train_error(err, "%s: cannot be opened: %s", path,
+                           errno == ENXIO ? "a FIFO that nobody reads" : strerror(errno));
+    }
+    int bad = fstat(fd, &before) != 0 || fcntl(fd, F_SETFL, how & O_APPEND) != 0; // writes do wait
+    while (!bad && *at) {
+        const ssize_t k = write(fd, at, strlen(at));
+        bad = k < 0 && errno != EINTR;
+        at += k > 0 ? k : 0;
+    }
+    int why = errno;
+    if (bad && at > line && S_ISREG(before.st_mode) && ftruncate(fd, before.st_size) != 0) { why = errno; }
+    if (close(fd) != 0 && !bad) { bad = 1, why = errno; }
+    return bad ? train_error(err, "%s: cannot be written: %s", path, strerror(why)) : 0;
 }
 
 int logger_init(Logger* l, const char* dir, const char* json, int rank, int resume, char err[TRAIN_ERR]) {

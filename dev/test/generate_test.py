@@ -125,7 +125,7 @@ def generate_refuses():
     refused_text("no prompt", "--prompt-file", "blank.txt", "--tp", 2)
     for path in (".", "/dev/zero", "/dev/stdin"):
         refused_text("can't read|not a regular file", "--prompt-file", path)
-    refused_text("want one of them", "--prompt", "x", "--dry-run")
+    refused_text("--dry-run|want one of them", "--prompt", "x", "--dry-run")
     refused_text("zero.txt line 2|zero byte", "--prompt-file", "zero.txt")
     refused_text("long.txt line 2|1048576 tokens", "--prompt-file", "long.txt", "--dp", 2)
     refused_text("high.txt line 3|64 tokens|63", "--prompt-file", "high.txt", "-g", 1000)
@@ -136,6 +136,7 @@ def generate_refuses():
     refused_text("256 tokens|V=200", "--prompt", "x", model="L=1,C=32,NH=4,V=200,maxT=64")
     refused_text("nothere.bin", "--prompt", "x", model="nothere.bin")
     refused_text("--tp 9|8 heads", "--prompt", "x", "--tp", 9)
+    refused_text("standard output|No space left", "--prompt", "x", shell=">/dev/full")
     refused_text("nowhere|no complete checkpoint", "--prompt", "x", "-y", 1, "-o", "nowhere")
     refused("a prompt of 40 tokens|-t 40", "-b", 1, "-t", 32, "-s", 1, "--tokenizer", "a_tokenizer.bin", "--prompt",
             "x" * 40)

@@ -331,6 +331,12 @@ def test_ends():
     for run in runs:
         run.wait()
     check(runs[0].rc == 128 + signal.SIGTERM and len(steps("stopped")) == 1, f"{runs[0].rc} {runs[0].err}")
+    # started with standard streams closed: sockets and files don't get their numbers, nor the text
+    port = free_port()
+    runs = [train("-x", 3, "--dp", 2, "-o", "closed", *by_flags(r, 2, port), shell="<&- >&- 2>&-") for r in range(2)]
+    for run in runs:
+        check(run.wait().rc == 0, f"{run.rc}: streams closed")
+    check(len(steps("closed")) == 1, "streams closed: a checkpoint")
     # and while it waits for the others it ends at once
     run = train("--dp", 2, *by_flags(0, 2, port))
     listens(port)

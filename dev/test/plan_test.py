@@ -167,6 +167,7 @@ def test_bad():
         ("trailing", plain.replace("link_us 1", "link_us 1 us"), "link_us '1 us'"),
         ("long", "# " + "x" * 600 + "\n" + plain, "characters at most"),
         ("empty", "", "is missing"),
+        (".", None, "Is a directory"),
     ]
     for name, text, says in cases:
         if text is not None:
@@ -174,6 +175,8 @@ def test_bad():
         run = Run("--plan", name, "-e", MODEL, "-t", 128, quick=False).wait()
         check(run.rc == 1 and run.err.count("\n") == 1 and says in run.err, f"{name}: exit status {run.rc}: {run.err}")
     machine("good", plain)
+    run = Run("--plan", "good", "-e", MODEL, "-t", 128, quick=False, shell=">/dev/full").wait()
+    check(run.rc == 1 and "No space left" in run.err, f"the text is lost: exit status {run.rc}: {run.err}")
     for args, says in ((["--tp", 16], "heads"), (["--generate"], "want one of them"), (["-t", 4096], "positions")):
         args += [] if "-t" in args else ["-t", 128]
         run = Run("--plan", "good", "-e", MODEL, *args, quick=False).wait()

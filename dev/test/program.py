@@ -29,11 +29,14 @@ def check(ok, what):
 
 
 class Run:
-    """A run of the program, started; wait() ends it. On `np` processes of mpirun, or one. env: variables beside ours."""
+    """A run of the program, started; wait() ends it. On `np` processes of mpirun, or one. env: variables beside
+    ours, shell: redirections."""
 
-    def __init__(self, *args, np=0, most_file=None, quick=True, command=None, env=None):
+    def __init__(self, *args, np=0, most_file=None, quick=True, command=None, env=None, shell=""):
         own = [PROGRAM, *map(str, args), *(QUICK if quick else [])]
         self.args = command or (["mpirun", "--oversubscribe", "-np", str(np)] if np else []) + own
+        if shell:
+            self.args = ["sh", "-c", f'exec "$@" {shell}', "sh", *self.args]
         said = [f"{name}={value}" for name, value in (env or {}).items()]
         self.name = " ".join(said + [a for a in self.args if a not in QUICK])[-300:]
         limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_file, most_file))) if most_file else None

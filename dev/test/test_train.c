@@ -9,6 +9,9 @@
 #include "train/sampler.h"
 #include "train/schedule.h"
 #include "train/tensors.h"
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 
 // ---- tensors ----------------------------------------------------------------------------------------------
 // how many of n things rank r of P has, and the first of them: the first ones have one more
@@ -393,6 +396,29 @@ static void test_logger(void) {
     (void)snprintf(l.json, sizeof l.json, "/dev/full");
     CHECK(logger_train(&l, &step, err) == -1);
     CHECK_HAS(err, "/dev/full: cannot be written: No space left");
+    CHECK(mkfifo(in_folder("fifo"), 0600) == 0);
+    CHECK(logger_init(&l, "", in_folder("fifo"), 0, 0, err) == -1); // not waited for
+    CHECK_HAS(err, "fifo: cannot be opened: a FIFO that nobody reads");
+}
+
+// a disk that is full in the middle of a line keeps the lines before it
+static void test_logger_full(void) {
+    Logger l;
+    char err[TRAIN_ERR] = "";
+    size_t nbytes = 0;
+    struct rlimit limit, small;
+    CHECK(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    small = limit, small.rlim_cur = 20;
+    CHECK(logger_init(&l, folder, "", 0, 0, err) == 0 && logger_val(&l, 1, 1.0f, err) == 0);
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    CHECK(logger_val(&l, 2, 1.0f, err) == -1);
+    CHECK_HAS(err, "main.log: cannot be written: File too large");
+    CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    CHECK(logger_val(&l, 3, 1.0f, err) == 0);
+    char* text = slurp(in_folder("main.log"), &nbytes);
+    CHECK(strcmp(text, "s:1 tel:1.0000\ns:3 tel:1.0000\n") == 0);
+    free(text);
 }
 
 // ---- the progress bar -------------------------------------------------------------------------------------
@@ -432,6 +458,7 @@ int main(void) {
     test_outlier();
     test_sampler();
     test_logger();
+    test_logger_full();
     test_progress();
     folder_close();
     return check_report();

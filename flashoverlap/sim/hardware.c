@@ -109,6 +109,7 @@ int sim_hardware_read(SimHardware* h, const char* path, char err[SIM_ERR]) {
             bad = read_line(h, line, number, found, &seen, err);
         }
     }
+    if (!bad && ferror(f)) { bad = error(err, "%.150s: cannot be read: %s", found, strerror(errno)); }
     fclose(f);
     for (size_t i = 0; i < NKEYS && !bad; i++) {
         if (seen >> i & 1u) { continue; }
