@@ -21,9 +21,9 @@ int train_error(char err[TRAIN_ERR], const char* fmt, ...) {
     return -1;
 }
 
-/* Adds a line, or, mode w, makes the file anew. main.log must lie in the output folder, so a link, which could
- * lead out of it, is not followed. A FIFO that nobody reads is not waited for. Of a line that did not fit on the
- * disk nothing is left, or a resumed run's first would stand behind it.
+/* Adds a line, or, mode w, makes the file anew. main.log must lie in the output folder, so a link, which
+ * could lead out of it, is not followed. A FIFO that nobody reads is not waited for. Of a line that did not
+ * fit on the disk nothing is left, or a resumed run's first would stand behind it.
  */
 static int put(const Logger* l, const char* path, const char* mode, const char* line, char err[TRAIN_ERR]) {
     const int how = (mode[0] == 'w' ? O_TRUNC : O_APPEND) | (path == l->path ? O_NOFOLLOW : 0);
