@@ -164,7 +164,7 @@ static void check_refusal(const Line* base, size_t nfree) {
 static void test_refusals(const Line* base) {
     const size_t all = needs(base);
     TrainOptions o;
-    GPTConfig c;
+    GPTConfig c = {0};
     char err[TRAIN_ERR] = "";
     CHECK_AT("%s fits", base->model);
     CHECK(all > 0 && parsed(base, &o, &c));
