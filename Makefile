@@ -161,20 +161,20 @@ SUB = $(MAKE) --no-print-directory
 deps: ## install what is missing (apt); quick when nothing is
 	@bash scripts/deps.sh
 quickstart: deps ## train a small GPT on real text with 4 ranks, then compare none, slice and flash
-	@$(SUB) train_gpt && bash scripts/quickstart.sh
+	+@$(SUB) train_gpt && bash scripts/quickstart.sh
 test: deps ## all tests, in BF16 and FP32 builds
-	@$(SUB) run-tests && $(SUB) PRECISION=FP32 run-tests-fp32
+	+@$(SUB) run-tests && $(SUB) PRECISION=FP32 run-tests-fp32
 run-tests: tests benches
 	@B=$(B) bash dev/test/run.sh $(TESTS) $(SCRIPTS)
 run-tests-fp32: tests
 	@B=$(B) bash dev/test/run.sh $(filter-out %_mpi,$(TESTS)) dev/test/llmc_test.py
 asan: ## the tests under AddressSanitizer and UBSan
-	@$(SUB) SAN=asan run-san
+	+@$(SUB) SAN=asan run-san
 tsan: ## the tests under ThreadSanitizer: a missing wait is a reported race
-	@TSAN_OPTIONS=halt_on_error=1 $(SUB) SAN=tsan MPI=0 run-san
+	+@TSAN_OPTIONS=halt_on_error=1 $(SUB) SAN=tsan MPI=0 run-san
 FUZZ_TIME ?= 30
 fuzz: ## fuzz each reader of files for FUZZ_TIME seconds (clang's libFuzzer); TARGETS="shard model": those alone
-	@$(SUB) SAN=fuzz MPI=0 run-fuzz
+	+@$(SUB) SAN=fuzz MPI=0 run-fuzz
 $(B)/dev/fuzz/fuzz: LIBS += -fsanitize=fuzzer
 run-fuzz: $(B)/dev/fuzz/fuzz
 	@FUZZ_TIME=$(FUZZ_TIME) TARGETS="$(TARGETS)" bash dev/fuzz/fuzz.sh $<
@@ -186,7 +186,7 @@ deps-cuda:
 SCHEDULES ?= eager lazy random:1 random:2 random:3
 ANYWHERE  := $(patsubst %,$(B)/dev/test/test_%,plan model options data train checkpoint)
 emu: deps-cuda ## all tests of the cuda device's sources on the CPU, in SCHEDULES; then under the checker
-	@$(SUB) DEVICE=emu run-emu && $(SUB) DEVICE=emu SAN=check MPI=0 run-emu-check
+	+@$(SUB) DEVICE=emu run-emu && $(SUB) DEVICE=emu SAN=check MPI=0 run-emu-check
 run-emu: tests
 	@JOBS=2 B=$(B) bash dev/test/run.sh $(ANYWHERE) dev/test/cuda_test.py
 	@for s in $(SCHEDULES); do \
@@ -198,21 +198,21 @@ CHECKED_TESTS ?= $(filter-out $(ANYWHERE) $(B)/test_gpt $(B)/dev/test/test_gener
 run-emu-check: tests
 	@JOBS=2 LIMIT=900 B=$(B) bash dev/test/run.sh dev/emu/test/check_test.sh $(CHECKED_TESTS)
 cuda: deps-cuda ## all that can be done for NVIDIA GPUs without one: build, api, ptxas, cuDNN's plans
-	@$(SUB) DEVICE=cuda train_gpt tests
-	@$(SUB) api && $(SUB) ptxas
+	+@$(SUB) DEVICE=cuda train_gpt tests
+	+@$(SUB) api && $(SUB) ptxas
 	@B=$(call folder,cuda) bash dev/test/run.sh dev/test/cuda_test.py
 	@bash dev/test/cudnn_plans/cudnn_plans.sh
 api: deps-cuda ## do the devices cpu, cuda and emu define the same functions?
-	@for d in cuda emu cpu; do $(SUB) DEVICE=$$d train_gpt || exit 1; done
+	+@for d in cuda emu cpu; do $(SUB) DEVICE=$$d train_gpt || exit 1; done
 	@bash scripts/api.sh $(call folder,cpu) $(call folder,cuda) $(call folder,emu)
 ptxas: deps-cuda ## registers, shared memory and spills of each kernel for sm_90; fails if one spills
-	@$(SUB) DEVICE=cuda run-ptxas
+	+@$(SUB) DEVICE=cuda run-ptxas
 run-ptxas:
 	@bash scripts/ptxas.sh '$(NVCC)' '$(CPPFLAGS) $(CUDA_CPPFLAGS)' $(wildcard flashoverlap/cuda/*.cu)
 bench: deps ## a training step of GPT-2 124M: tok/s, MFU, shares; and PyTorch's where it is installed
-	@$(SUB) train_gpt benches && bash dev/bench/bench.sh $(B)
+	+@$(SUB) train_gpt benches && bash dev/bench/bench.sh $(B)
 bench-overlap: deps ## exposed communication under none, slice and flash: of a layer, of whole steps
-	@$(SUB) benches && $(B)/dev/bench/bench_overlap && $(B)/dev/bench/bench_mesh
+	+@$(SUB) benches && $(B)/dev/bench/bench_overlap && $(B)/dev/bench/bench_mesh
 
 SOURCES := $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' 2>/dev/null)
 format: ## format the sources
