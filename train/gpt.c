@@ -241,6 +241,10 @@ void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
     if (m.rp > 1) { g->acts_nbytes += fo_sparse_nbytes(Nt, (size_t)g->Vl, m.rp, m.p, c.C); }
 }
 
+double gpt_flops_a_token(const GPT* g, int T) {
+    return 6.0 * (double)g->ts.ntotal + 6.0 * g->config.L * (double)g->config.C * T;
+}
+
 GPTBytes gpt_nbytes(const GPT* g) {
     size_t masters = FO_FLOATX == FO_FP32 && g->os.cuts.nshards == 1 ? 2 : 3;
     GPTBytes b = {g->ts.nelem * sizeof(floatX), grads_nelem(g) * sizeof(float),

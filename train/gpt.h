@@ -178,6 +178,8 @@ typedef struct {
     size_t params, grads, optimizer, acts;
 } GPTBytes;
 GPTBytes gpt_nbytes(const GPT* g);
+// floating point operations of a training step, for each of its tokens; llm.c's formula
+double gpt_flops_a_token(const GPT* g, int T);
 
 // of the plan of an operation: sub-chunks or slices, m; topology; ranks
 int gpt_site_chunks(const GPT* g, int site);

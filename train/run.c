@@ -122,16 +122,11 @@ static int exposed_by_op(const GPT* g, const char* name[NSITES + 1], double ms[N
     return n;
 }
 
-// floating point operations of a training step, for each of its tokens; llm.c's formula
-static double flops_a_token(const GPT* g, int T) {
-    return 6.0 * (double)g->ts.ntotal + 6.0 * g->config.L * (double)g->config.C * T;
-}
-
 int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double norm_z, float lr,
                    double seconds, Scalars sum, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
     double tokens = (double)opt->total_batch, rate = tokens / seconds, P = (double)fo_group_size(tr->world);
-    double flops = flops_a_token(&tr->gpt, opt->seq_len);
+    double flops = gpt_flops_a_token(&tr->gpt, opt->seq_len);
     if (tr->step > tr->first_step) { // the first step of a run makes primitives and warms up
         tr->tokens_per_s = 0.95 * tr->tokens_per_s + 0.05 * rate;
         tr->nmeasured++;
@@ -686,7 +681,7 @@ static void dry_costs(const GPT* g, const TrainOptions* opt) {
     const size_t state = 1024 + DATA_STATE_NBYTES + sizeof(TrainerState) + 12 * g->ts.ntotal;
     const int micro = opt->batch * opt->seq_len * opt->dp;
     printf("a step has %d tokens, %d micro-steps of %d; a token takes %.0f floating point operations\n",
-           opt->total_batch, opt->total_batch / micro, micro, flops_a_token(g, opt->seq_len));
+           opt->total_batch, opt->total_batch / micro, micro, gpt_flops_a_token(g, opt->seq_len));
     printf("a checkpoint has %zu bytes: model %zu, state %zu\n", model + state, model, state);
 }
 

@@ -99,8 +99,7 @@ static int end_timeline(FoTrace* timeline, double start, const char* path, char 
 static size_t nbytes_of(GPTConfig c, const TrainOptions* opt) {
     GPT sizes;
     gpt_sizes(&sizes, c, opt, 0);
-    const GPTBytes b = gpt_nbytes(&sizes);
-    return b.params + b.grads + b.optimizer + b.acts;
+    return total_nbytes(gpt_nbytes(&sizes));
 }
 
 /* The second step of a run: the first has no weights under way. With many micro-steps, steps of one and of
@@ -161,14 +160,11 @@ static Prediction predict(const SimHardware* h, GPTConfig c, const TrainOptions*
     return p;
 }
 
-static size_t nparameters(GPTConfig c) {
-    const size_t L = (size_t)c.L, C = (size_t)c.C;
-    return ((size_t)c.Vp + (size_t)c.maxT) * C + L * (12 * C * C + 13 * C) + 2 * C;
-}
-
-// llm.c's formula, of one rank's peak
+// of one rank's peak
 static double mfu_of(const SimHardware* h, GPTConfig c, const TrainOptions* opt, double seconds) {
-    const double flops = 6.0 * (double)nparameters(c) + 6.0 * c.L * (double)c.C * opt->seq_len;
+    GPT sizes;
+    gpt_sizes(&sizes, c, opt, 0);
+    const double flops = gpt_flops_a_token(&sizes, opt->seq_len);
     const double ranks = (double)opt->dp * opt->up * opt->tp;
     return flops * (double)opt->total_batch / seconds / ranks / (1e12 * h->peak_tflops);
 }
@@ -229,7 +225,7 @@ static int plan_modes(const SimHardware* h, GPTConfig c, TrainOptions opt, char 
             printf(" %9s", "-");
         }
         printf(" %7.1f%% %12.0f\n", 100.0 * mfu_of(h, c, &opt, p[k].step_s), opt.total_batch / p[k].step_s);
-        if (1.0 * (double)p[k].nbytes > h->memory_gib * 1073741824.0) {
+        if ((double)p[k].nbytes > h->memory_gib * 1073741824.0) {
             printf("           needs %.1f GiB on a rank that has %g\n", (double)p[k].nbytes / 1073741824.0,
                    h->memory_gib);
         }
@@ -305,6 +301,7 @@ static void plan_meshes(const SimHardware* h, GPTConfig c, const TrainOptions* o
 int run_plan(const TrainOptions* opt, char err[TRAIN_ERR]) {
     SimHardware h;
     GPTConfig c;
+    GPT sizes;
     char why[SIM_ERR], trace_why[FO_TRACE_ERR], name[32];
     int version;
     memset(&c, 0, sizeof c);
@@ -312,13 +309,14 @@ int run_plan(const TrainOptions* opt, char err[TRAIN_ERR]) {
     const int kind = model_parse(opt->model, &c, err);
     if (kind < 0 || (kind == 1 && checkpoint_read_header(opt->model, &c, &version, err))) { return -1; }
     if (check_cuts(opt, c, err)) { return -1; }
+    gpt_sizes(&sizes, c, opt, 0);
     printf("# predicted, not measured: the schedules of training, run on a simulated device\n");
     printf("hardware   %s: GEMM %g, attention %g TFLOP/s, link %g GB/s, %g us; %g ranks a machine, between "
            "them %g "
            "GB/s, %g us\n",
            h.name, h.gemm_tflops, h.attention_tflops, h.link_gbytes_s, h.link_us, h.node_ranks,
            h.node_link_gbytes_s, h.node_link_us);
-    printf("model      L=%d,C=%d,NH=%d,V=%d: %zu parameters, %s\n", c.L, c.C, c.NH, c.V, nparameters(c),
+    printf("model      L=%d,C=%d,NH=%d,V=%d: %zu parameters, %s\n", c.L, c.C, c.NH, c.V, sizes.ts.ntotal,
            FO_FLOATX == FO_BF16 ? "bf16" : "fp32");
     printf("mesh       dp %d * up %d * tp %d, zero %d, B=%d, T=%d, %d tokens a step\n", opt->dp, opt->up,
            opt->tp, opt->zero, opt->batch, opt->seq_len, opt->total_batch);
