@@ -53,6 +53,7 @@ def run(*args, program="prepare.py", **env):
         return subprocess.run([sys.executable, "data/prepare.py", *args], capture_output=True, text=True,
                               env={**ENV, **env})
     with open(f"{tmp}/stdout", "w+") as out, open(f"{tmp}/stderr", "w+") as err:
+        sys.stdout.flush()  # or the child says it once more
         child = os.fork()
         if child == 0:
             os.dup2(out.fileno(), 1)
@@ -330,6 +331,7 @@ def test_parquet():
 # ---- stopped and gone on -----------------------------------------------------------------------------------
 def killed_at(args, number):
     """prepare.py, which is killed before its rename of that number. Its exit status, -9 then."""
+    sys.stdout.flush()  # or the child says it once more
     child = os.fork()
     if child == 0:
         calls, real = [0], os.replace

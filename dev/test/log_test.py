@@ -264,7 +264,7 @@ def on_terminal(args, columns, env=()):
     pid, fd = pty.fork()
     if pid == 0:
         os.chdir(tmp)
-        os.environ.update(env)
+        os.environ.update({"TERM": "xterm", **dict(env)})
         os.execvp(args[0], args)
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     raw = b""
