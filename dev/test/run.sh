@@ -2,6 +2,7 @@
 # Runs each test program ("NAME ARGUMENTS" is one, too) and script (.sh, .py) and closes with the sum of their 'N passed, N failed'.
 # A program tries 1, 2, 3 and 4 ranks by itself, as threads. Only test_*_mpi needs processes: it is run at each count (NP).
 # One that ends without its closing line, or runs longer than LIMIT seconds, counts as one failed. JOBS run at a time.
+# What failed is said again at the end, where one looks first.
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 logs=$(mktemp -d); trap 'rm -rf "$logs"' EXIT
@@ -13,11 +14,13 @@ tell() {
     local log=$logs/$1 rc seconds before=$failed closed=0
     read -r rc seconds <"$log.rc"; echo "== $(cat "$log.name"), $seconds s"
     grep -vE "$closing" "$log"
+    grep -a ': failed: ' "$log" >>"$logs/failed"
     while read -r p _ f _; do
         closed=1 passed=$((passed + p)) failed=$((failed + f))
     done < <(grep -E "$closing" "$log" | tr -d ,)
     if [[ $closed == 0 || ($rc != 0 && $failed == "$before") ]]; then
-        echo "$(cat "$log.name"): exit status $rc, and no failed check says why"; failed=$((failed + 1))
+        echo "$(cat "$log.name"): failed: exit status $rc, and no failed check says why" | tee -a "$logs/failed"
+        failed=$((failed + 1))
     fi
 }
 
@@ -44,5 +47,6 @@ for t in "$@"; do
 done
 wait
 while ((told < n)); do told=$((told + 1)); tell $told; done
+[[ ! -s $logs/failed ]] || { echo "== failed"; head -n 20 "$logs/failed"; }
 echo "$passed passed, $failed failed"
 [[ $failed == 0 && $passed != 0 ]]
