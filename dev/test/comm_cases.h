@@ -362,7 +362,7 @@ static double load_run(Rank* k, Load* l) {
 // Never sooner than l->s; and at least once not later than allowed, on all ranks: a busy machine delays
 // threads by many ms, so attempts go on until that is seen.
 static void load_check(Rank* k, Load* l) {
-    enum { ATTEMPTS = 40 };
+    enum { ATTEMPTS = 150 };
     double best = 1e9;
     int early = 0, ngood = 0;
     for (int attempt = 0; attempt < ATTEMPTS && ngood < k->P; attempt++) {
@@ -486,10 +486,13 @@ static void case_link(Rank* k) {
 // figures are the same everywhere, and in proportion
 static void case_measure(Rank* k) {
     double figures[FO_MAX_RANKS][2];
-    fo_group_measure(k->g, k->s);
     double *all = fo_malloc(k->d, sizeof figures), *own = figures[k->r];
-    own[0] = fo_group_message_s(k->g, 0);
-    own[1] = fo_group_message_s(k->g, 1000000);
+    for (int tries = 1, done = 0; !done; tries++) { // a busy machine can make 64 bytes last longer than 8 MiB
+        fo_group_measure(k->g, k->s);
+        own[0] = fo_group_message_s(k->g, 0);
+        own[1] = fo_group_message_s(k->g, 1000000);
+        done = tries == 5 || (own[1] > own[0] && own[1] < 1.0);
+    }
     fo_upload(all + 2 * k->r, own, sizeof figures[0], k->s);
     fo_allgather(k->g, all, sizeof figures[0], k->s);
     fo_download(figures, all, sizeof figures, k->s);

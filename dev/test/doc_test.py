@@ -140,7 +140,7 @@ def test_troubles():
 
 
 def provoked(said, heading, *args, out=False, **how):
-    run = train(*args, **how).wait(40)
+    run = train(*args, **how).wait()
     text = re.sub("-?nan", "-nan", run.out if out else run.err)
     lines = re.sub(r"need \d+", "need N", text).splitlines()  # bytes of the run's own scalars
     want = re.sub(r"need \d+", "need N", said.get(heading, "nothing"))

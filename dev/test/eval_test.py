@@ -179,7 +179,7 @@ def test_while_training():
     run = evaluate("--pace", "1e-5", "--tp", 2, quick=False)
     run.wait_for("evaluating model.bin")
     run.process.send_signal(signal.SIGTERM)
-    run.wait(20)
+    run.wait()
     check(run.rc == 143 and run.err == "" and score(run) == [], f"stopped: {run.rc} {run.err} {run.out}")
 
 
@@ -192,7 +192,7 @@ def test_refusals():
     def bad(says, data, *args):
         name = f"bad{abs(hash((says, data)))}.bin"
         write(name, data)
-        run = evaluate("--hellaswag-data", name, *args).wait(40)
+        run = evaluate("--hellaswag-data", name, *args).wait()
         check(run.rc == 1 and run.err.count("\n") == 1 and run.out == "", f"{says}: {run.rc} {run.err} {run.out}")
         for part in says.split("|"):
             check(part in run.err, f"'{part}' is said: {run.err}")
@@ -215,7 +215,7 @@ def test_refusals():
     for says, args in (("nothing to do", ("-h", 0)), ("want one of them", ("--dry-run",)),
                        ("want one of them", ("--generate",)), ("no complete checkpoint to evaluate", ("-y", 1, "-o", "x")),
                        ("-t 161: the model has positions for 160", ("-t", 161)), ("no file matches", ("-v", 1, "-j", "no*"))):
-        run = evaluate(*args).wait(40)
+        run = evaluate(*args).wait()
         check(run.rc == 1 and run.err.count("\n") == 1 and says in run.err, f"{args}: {run.err}")
 
 

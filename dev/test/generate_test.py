@@ -104,13 +104,13 @@ def generates_within(alone):
     run = generate("--prompt", "The", "--pace", "3e-6", "--tp", 2, quick=False)
     run.wait_for("---\nThe")
     run.process.send_signal(signal.SIGTERM)
-    run.wait(20)
+    run.wait()
     check(run.rc == 143 and run.err == "" and len(texts(run)[0]) < 60, f"stopped: {run.rc} {run.err} {run.out}")
 
 
 def generate_refuses():
     def refused_text(says, *args, **how):
-        run = generate(*args, **how).wait(40)
+        run = generate(*args, **how).wait()
         check(run.rc == 1 and run.err.count("\n") == 1, f"one line: {run.name}: {run.rc} {run.err}")
         for part in says.split("|"):
             check(part in run.err, f"'{part}' is said: {run.name}: {run.err}")

@@ -38,7 +38,7 @@ def by_folder(rank, n, name):
 
 def succeed(runs):
     for run in runs:
-        run.wait(60)
+        run.wait()
     check(all(run.rc == 0 and run.err == "" for run in runs), f"{[(run.rc, run.err) for run in runs]}")
     return runs
 
@@ -134,7 +134,7 @@ def test_differ():
         says(runs[0], *parts)
         for run in runs[1:]:
             says(run, "ends, for rank 0 says: ", *parts)
-        check(time.time() - start < 10, f"at once: {time.time() - start:.1f} s: {parts}")
+        check(time.time() - start < 25, f"at once: {time.time() - start:.1f} s: {parts}")
 
 
 def test_told():
@@ -303,7 +303,7 @@ def test_ends():
     os.kill(runs[2].process.pid, signal.SIGCONT)
     says(runs[2], "[rank 2] rank 1 on", "has ended")
     runs[1].wait()
-    check(time.time() - start < 5, f"{time.time() - start:.1f} s after a rank was killed")
+    check(time.time() - start < 20, f"{time.time() - start:.1f} s after a rank was killed")
     # its own message is seen, and whose it is: a loss that is not finite ends rank 0 with its line
     port = free_port()
     runs = [train("-x", 1000, "--dp", 2, "-l", "1e3", *by_flags(r, 2, port)) for r in range(2)]
@@ -319,7 +319,7 @@ def test_ends():
     runs[0].wait()
     check(runs[0].rc == 1 and re.search(r"\[rank 0\].* \w+: waited 2.0 s for rank 1 to .* bytes.* \(step \d+\)", runs[0].err),
           f"who waits for whom: {runs[0].err}")
-    check(time.time() - start < 10, f"{time.time() - start:.1f} s after a rank was frozen")
+    check(time.time() - start < 25, f"{time.time() - start:.1f} s after a rank was frozen")
     os.kill(runs[1].process.pid, signal.SIGCONT)
     says(runs[1], "[rank 1] rank 0 on", "has ended")
     # SIGTERM to all, as launchers end them: the step is finished, a checkpoint written

@@ -4,7 +4,7 @@ done: each goes on from the newest complete checkpoint, and in the end all files
 bit for bit. And: one run at a time in a folder. KILLS=50: as many of each kind (5); KILL_SEED: of the random points.
 """
 
-import os, random, re, shutil, signal, time
+import glob, os, random, re, shutil, signal, time
 
 from program import (DEVICE, MPI, check, listing, listing_names, main, steps, succeeds, tmp, train)
 
@@ -20,15 +20,15 @@ TP, ZERO = ("--tp", 2), ("--dp", 2, "-z", 1)
 
 def of_session(leader):
     """The processes that a run consists of: its own, and those that mpirun has started."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    found = set()
+    for stat in glob.glob("/proc/[0-9]*/task/*/stat"):  # each thread: the first may be gone, others in the kernel
         try:
-            with open(f"/proc/{pid}/stat") as f:
+            with open(stat) as f:
                 words = f.read().rpartition(")")[2].split()
         except OSError:
             continue
         if int(words[3]) == leader and words[0] not in "ZX":
-            found.append(int(pid))
+            found.add(int(stat.split("/")[2]))
     return found
 
 
@@ -48,7 +48,7 @@ def kill_one(run):
     left = of_session(run.process.pid)
     if len(left) > 1:
         os.kill(max(left), signal.SIGKILL)
-        end = time.time() + 20
+        end = time.time() + 60
         while of_session(run.process.pid) and time.time() < end:
             time.sleep(0.005)
     kill_all(run)
@@ -102,7 +102,7 @@ def interrupted(kind, np):
             if not run.ended():
                 kills, killed = kills + 1, True
                 (kill_one if np and rng.random() < 0.5 else kill_all)(run)
-        run.wait(60)
+        run.wait()
         during += any(f.endswith(".tmp") for f in listing_names(folder))
         said = re.search(r"resuming at step (\d+)", run.out)
         check(not said or int(said.group(1)) == newest, f"{what}: goes on at {newest}: {said}")
@@ -139,7 +139,7 @@ def test_lock():
     run.wait_for("step    6/")
     inode = os.stat(f"{tmp}/shared/main.log").st_ino
     for np in (0, 2) if MPI and DEVICE == "cpu" else (0,):
-        second = train("-x", 4, "-y", np // 2, "-o", "shared", np=np).wait(40)
+        second = train("-x", 4, "-y", np // 2, "-o", "shared", np=np).wait()
         said = [x for x in second.err.splitlines() if "output folder shared" in x]
         check(second.rc != 0 and len(said) == 1 and f"process {run.process.pid} on " in said[0],
               f"one line names the first: {second.err}")

@@ -49,7 +49,7 @@ class Run:
     def text(self, i):
         return os.pread(self.files[i].fileno(), 1 << 22, 0).decode(errors="replace")
 
-    def wait(self, limit=60):
+    def wait(self, limit=200):
         end, self.rc = self.start + limit, None
         while self.rc is None and time.time() < end:
             time.sleep(0.005)
@@ -67,7 +67,7 @@ class Run:
             f.close()
         return self
 
-    def wait_for(self, what, limit=60):
+    def wait_for(self, what, limit=200):
         """Waits until the program has printed it."""
         end = time.time() + limit
         while what not in self.text(0) and time.time() < end and not self.ended():
@@ -96,7 +96,7 @@ def train(*args, model=MODEL, **how):
     return Run(*([] if "-i" in args else data()), "-e", model, *args, **how)
 
 
-def succeeds(run, limit=60):
+def succeeds(run, limit=200):
     run.wait(limit)
     check(run.rc == 0, f"exit status {run.rc}: {run.name}: {run.err}")
     return run

@@ -14,7 +14,7 @@ tell() {
     local log=$logs/$1 rc seconds before=$failed closed=0
     read -r rc seconds <"$log.rc"; echo "== $(cat "$log.name"), $seconds s"
     grep -vE "$closing" "$log"
-    grep -a ': failed: ' "$log" >>"$logs/failed"
+    grep -aE ': failed: |  FAILED$' "$log" >>"$logs/failed"
     while read -r p _ f _; do
         closed=1 passed=$((passed + p)) failed=$((failed + f))
     done < <(grep -E "$closing" "$log" | tr -d ,)

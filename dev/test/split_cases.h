@@ -333,15 +333,23 @@ static void case_ports(Rank* k) {
     Part world = world_part(k), a = part_open(k, &world, colors), b = part_open(k, &a, colors);
     CHECK(fabs(fo_group_message_s(a.g, LINK_NBYTES) - (LATENCY_S + WIRE_S)) < 1e-9);
     CHECK(fabs(fo_group_message_s(b.g, LINK_NBYTES) - (LATENCY_S + WIRE_S)) < 1e-9);
-    gather(k, begins, fo_now() + 0.25); // by when all have queued what follows
-    for (int r = 0; r < k->P; r++) {
-        begin = begins[r] > begin ? begins[r] : begin;
-    }
-    if (k->P > 1) {
+    // by when all have queued what follows, if the machine lets them
+    for (double lead = 0.25, late = k->P > 1; late != 0.0 && lead <= 4.0; lead *= 2.0) {
+        gather(k, begins, fo_now() + lead);
+        for (int r = 0; r < k->P; r++) {
+            begin = begins[r] > begin ? begins[r] : begin;
+        }
         queue_at(&a, src, dst, 1, begin, &one);
         queue_at(&b, src, dst + LINK_NBYTES, 2, begin, &two);
+        gather(k, begins, fo_now() >= begin);
+        late = 0.0;
+        for (int r = 0; r < k->P; r++) {
+            late += begins[r];
+        }
         fo_stream_sync(a.s);
         fo_stream_sync(b.s);
+    }
+    if (k->P > 1) {
         CHECK(fabs(one - (begin + WIRE_S + LATENCY_S)) < 1e-9);
         CHECK(fabs(two - (begin + 2 * WIRE_S + LATENCY_S)) < 1e-9);
     }

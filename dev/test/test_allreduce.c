@@ -64,30 +64,35 @@ static void sums(FoGroup* g, void* arg) {
     fo_device_close(d);
 }
 
-// on a slow link it takes what the model says
+// on a slow link it takes what the model says: never less, from when the first rank begins; and not much more at least
+// once, because a busy machine wakes threads late
 static void timed(FoGroup* g, void* arg) {
+    double* starts = (double*)arg; // of each rank
     const double gbytes_s = 4e-4, us = 3000.0;
     const size_t n = 500;
     const int P = fo_group_size(g);
     FoDevice* d = fo_device_open(fo_group_rank(g), P);
     FoStream* s = fo_stream_create(d, "compute");
-    (void)arg;
     fo_group_link(g, gbytes_s, us);
     float *parts = fo_malloc(d, (size_t)P * n * sizeof(float)), *sum = fo_malloc(d, n * sizeof(float));
     for (int plan = FO_PUSH; plan <= FO_SCATTER; plan++) {
         const double want = fo_model_allreduce_s((FoAllreduce)plan, P, n * sizeof(float), gbytes_s, us);
-        double best = INFINITY; // of a busy machine
-        for (int again = 0; again < 3; again++) {
+        double best = INFINITY;
+        for (int again = 0; again < 12; again++) {
             fo_group_barrier(g);
-            double start = fo_now();
+            starts[fo_group_rank(g)] = fo_now();
             fo_allreduce((FoAllreduce)plan, sum, parts, n, g, s);
             fo_stream_sync(s);
-            best = fo_now() - start < best ? fo_now() - start : best;
+            double end = fo_now(), start = end;
+            fo_group_barrier(g);
+            for (int p = 0; p < P; p++) {
+                start = starts[p] < start ? starts[p] : start;
+            }
+            best = end - start < best ? end - start : best;
         }
         CHECK_AT("P=%d r=%d %s: %.2f ms, the model says %.2f", P, fo_group_rank(g),
                  fo_allreduce_name((FoAllreduce)plan), 1e3 * best, 1e3 * want);
-        // another rank may have started earlier: a rank's own time is a little shorter
-        CHECK(best > 0.8 * want && best < 1.5 * want);
+        CHECK(best >= 0.999 * want && best < 1.5 * want);
     }
     fo_free(d, parts);
     fo_free(d, sum);
@@ -99,6 +104,7 @@ int main(void) {
     for (int P = 1; P <= 8; P++) {
         fo_ranks_run(P, sums, NULL);
     }
-    if (fo_device_emulates()) { fo_ranks_run(4, timed, NULL); }
+    double starts[4] = {0}; // of as many ranks
+    if (fo_device_emulates()) { fo_ranks_run(4, timed, starts); }
     return check_report();
 }

@@ -151,7 +151,7 @@ static void run_wait(FoGroup* g, void* arg) {
     fo_group_patience(g, 0.5);
     if (w->split) { g = fo_group_split(g, r > 0); }
     r = fo_group_rank(g), last = fo_group_size(g) - 1;
-    if (last == 0) { usleep(5000000); }
+    if (last == 0) { usleep(20000000); }
     if (w->wait == AT_BARRIER ? r == 0 : w->wait == MEETS_BARRIER && r == last) { fo_group_barrier(g); }
     if (w->wait == AT_SPLIT && r == 0) { fo_group_split(g, 0); }
     if (w->wait == DIES && r == last) { raise(SIGKILL); }
@@ -164,7 +164,7 @@ static void run_wait(FoGroup* g, void* arg) {
     if (r == last && w->wait == SIZES_DIFFER) { fo_send(g, p, 100, 0); }
     fo_comm_end(g);
     fo_stream_sync(s);
-    usleep(5000000);
+    usleep(20000000);
 }
 
 // three processes; the first one that ends tells the check what it has said
@@ -189,8 +189,8 @@ static void waits(Wait wait, int split, int teller) {
         waitpid(pids[r], &status, 0);
         if (status == 0) { _exit(0); } // the check wants all to fail
     }
-    if (fo_now() - start > 4.5) { fprintf(stderr, "they took %.1f s to end", fo_now() - start); }
-    _exit(fo_now() - start < 4.5 ? 1 : 0);
+    if (fo_now() - start > 15.0) { fprintf(stderr, "they took %.1f s to end", fo_now() - start); }
+    _exit(fo_now() - start < 15.0 ? 1 : 0);
 }
 
 // a process that was stopped for longer than patience (Ctrl-Z), and its peer with it, goes on

@@ -190,7 +190,7 @@ def test_steps():
     run = train("-x", 100000, "--tp", 2, "--trace", "cut.json", "--trace-steps", "2-100000", "-v", 7, "-s", 9)
     run.wait_for("step   60/100000")
     run.process.send_signal(signal.SIGINT)
-    run.wait(40)
+    run.wait()
     steps = Timeline("cut.json", 2, generates=True).steps()
     check(run.rc == 130 and len(steps) >= 59 and steps[0] == "step 2", f"stopped: {run.rc}, {steps}")
     check(f"timeline up to {steps[-1]}: cut.json" in run.out and f"stopped by signal 2 after {steps[-1]}\n" in run.out,
@@ -222,7 +222,7 @@ def test_refused():
     check(not os.path.exists(f"{tmp}/x.json") and not os.path.exists(f"{tmp}/x.json.tmp"), "nothing is left")
     with open(f"{tmp}/old.json", "w") as f:
         f.write("old")
-    run = train("-x", 3, "--tp", 2, "--trace", "old.json", most_file=1 << 12).wait(40)  # a full disk
+    run = train("-x", 3, "--tp", 2, "--trace", "old.json", most_file=1 << 12).wait()  # a full disk
     check(run.rc == 1 and len(run.err.splitlines()) == 1 and "--trace: old.json can't be written" in run.err,
           f"{run.rc}: {run.err}")
     with open(f"{tmp}/old.json") as f:

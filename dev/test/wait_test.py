@@ -7,7 +7,7 @@ CASES = os.path.join(os.path.dirname(PROGRAM), "dev/test/test_comm_mpi")
 
 
 def dies_waiting(run, *texts):
-    run.wait(40)
+    run.wait()
     check(run.rc not in (0, None), f"exit status {run.rc}: {run.name}")
     for text in texts:
         check(re.search(text, run.err), f"'{text}' in: {run.err}")
@@ -24,7 +24,7 @@ def test_never():
                        (2, r"\[rank [12]\].* waited 0.5 s at a barrier")):
         run = Run(command=["mpirun", "--oversubscribe", "-np", "3", CASES, str(case)])
         dies_waiting(run, text)
-        check(run.seconds < 10, f"{run.seconds:.1f} s: {run.name}")
+        check(run.seconds < 25, f"{run.seconds:.1f} s: {run.name}")
 
 
 def freeze(*args, awaited):
@@ -34,7 +34,7 @@ def freeze(*args, awaited):
     os.kill(ranks[1], signal.SIGSTOP)
     frozen = time.time()
     dies_waiting(run, rf"\[rank 0\].* \w+: waited 2.0 s for {awaited}.* \(step \d+\)")
-    check(time.time() - frozen < 12, f"{time.time() - frozen:.1f} s after the freeze")
+    check(time.time() - frozen < 25, f"{time.time() - frozen:.1f} s after the freeze")
 
 
 def test_frozen():
