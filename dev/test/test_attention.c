@@ -299,14 +299,19 @@ static void test_shapes(FoDevice* d, FoStream* s) {
 }
 
 /* Calls for rows [row, row + cut), in ascending or descending order; before each, all that it must not read
- * is NaN: queries outside, keys and values of positions after its last one of a sequence.
+ * is NaN: queries outside, keys and values of positions after its last one of a sequence. After each, rows of
+ * others are as they were: NaN, or computed.
  */
 static void test_cut(FoDevice* d, FoStream* s, Case* c, size_t cut, int descending) {
     size_t n1 = c->N * c->C, nl = c->N * (size_t)c->NH, width = 3 * c->C;
     floatX *out = fo_malloc(d, n1 * sizeof *out), *hout = host_alloc(n1, sizeof *out);
     float *lse = fo_malloc(d, nl * sizeof *lse), *hlse = host_alloc(nl, sizeof *lse);
     floatX *qkv = fo_malloc(d, c->N * width * sizeof *qkv), *hqkv = host_alloc(c->N * width, sizeof *qkv);
-    upload_nan(out, n1 * sizeof *out, s), upload_nan(lse, nl * sizeof *lse, s);
+    floatX* want_out = host_nan(n1 * sizeof *out);
+    float* want_lse = host_nan(nl * sizeof *lse);
+    upload(out, want_out, n1 * sizeof *out, s), upload(lse, want_lse, nl * sizeof *lse, s);
+    CHECK_AT("B=%d T=%d P=%d zigzag=%d hs=%d in calls of %zu rows, descending=%d", c->l.B, c->l.T, c->l.P,
+             c->l.zigzag, c->hs, cut, descending);
     size_t ncalls = (c->N + cut - 1) / cut;
     for (size_t i = 0; i < ncalls; i++) {
         size_t row0 = (descending ? ncalls - 1 - i : i) * cut, n = c->N - row0 < cut ? c->N - row0 : cut;
@@ -327,14 +332,15 @@ static void test_cut(FoDevice* d, FoStream* s, Case* c, size_t cut, int descendi
         }
         upload(qkv, hqkv, c->N * width * sizeof *qkv, s);
         fo_attention_forward(out, lse, qkv, row0, n, c->l, c->NH, c->hs, s);
+        size_t NH = (size_t)c->NH;
+        memcpy(want_out + row0 * c->C, c->hout + row0 * c->C, n * c->C * sizeof *out);
+        memcpy(want_lse + row0 * NH, c->hlse + row0 * NH, n * NH * sizeof *lse);
+        download(hout, out, n1 * sizeof *out, s), download(hlse, lse, nl * sizeof *lse, s);
+        CHECK_BITS(hout, want_out, n1 * sizeof *out);
+        CHECK_BITS(hlse, want_lse, nl * sizeof *lse);
     }
-    download(hout, out, n1 * sizeof *out, s), download(hlse, lse, nl * sizeof *lse, s);
-    CHECK_AT("B=%d T=%d P=%d zigzag=%d hs=%d in calls of %zu rows", c->l.B, c->l.T, c->l.P, c->l.zigzag,
-             c->hs, cut);
-    CHECK_BITS(hout, c->hout, n1 * sizeof *out);
-    CHECK_BITS(hlse, c->hlse, nl * sizeof *lse);
     fo_free(d, out), fo_free(d, lse), fo_free(d, qkv);
-    free(hout), free(hlse), free(hqkv);
+    free(hout), free(hlse), free(hqkv), free(want_out), free(want_lse);
 }
 
 static void test_cuts(FoDevice* d, FoStream* s) {
@@ -394,6 +400,46 @@ static void test_backward_repeats(FoDevice* d, FoStream* s) {
     fo_device_close(other);
 #endif
     fo_free(d, again), free(hagain);
+    case_free(d, &c);
+}
+
+/* Sequence b of many, all others NaN, inputs and results: they stay so, and b has the bits of a batch of its
+ * own. The stream is new: its scratch has room for this batch and, where that is 2^18 heads of rows, whose
+ * sums of dout * out fill whole MiB, for no more.
+ */
+static void test_one_of_many(FoDevice* d, int B, int b, int T, int NH, int hs) {
+    FoStream* s = fo_stream_create(d, "new");
+    FoLayout l = {B, T, 1, 0};
+    Case c = case_make(d, s, (FoLayout){1, T, 1, 0}, NH, hs, 1.0f);
+    size_t n = c.N, row0 = (size_t)b * n, N = (size_t)B * n, C = c.C, H = (size_t)NH, e = sizeof(floatX);
+    struct {
+        void *array, *host, *own;
+        size_t row_nbytes;
+    } x[] = {
+        {NULL, NULL, c.hqkv, 3 * C * e},  {NULL, NULL, c.hdout, C * e},
+        {NULL, NULL, c.hout, C * e},      {NULL, NULL, c.hlse, H * sizeof(float)},
+        {NULL, NULL, c.hdqkv, 3 * C * e},
+    };
+    enum { INPUTS = 2, ARRAYS = 5 };
+    fo_attention_forward(c.out, c.lse, c.qkv, 0, n, c.l, NH, hs, s);
+    fo_attention_backward(c.dqkv, c.dout, c.qkv, c.out, c.lse, 0, n, c.l, NH, hs, s);
+    case_results(&c, s);
+    for (int i = 0; i < ARRAYS; i++) {
+        x[i].array = fo_malloc(d, N * x[i].row_nbytes), x[i].host = host_nan(N * x[i].row_nbytes);
+        upload(x[i].array, x[i].host, N * x[i].row_nbytes, s);
+        memcpy((char*)x[i].host + row0 * x[i].row_nbytes, x[i].own, n * x[i].row_nbytes);
+        if (i < INPUTS) { upload(x[i].array, x[i].host, N * x[i].row_nbytes, s); }
+    }
+    fo_attention_forward(x[2].array, x[3].array, x[0].array, row0, n, l, NH, hs, s);
+    fo_attention_backward(x[4].array, x[1].array, x[0].array, x[2].array, x[3].array, row0, n, l, NH, hs, s);
+    CHECK_AT("sequence %d of %d, T=%d NH=%d hs=%d", b, B, T, NH, hs);
+    for (int i = 0; i < ARRAYS; i++) {
+        void* got = host_alloc(N, x[i].row_nbytes);
+        download(got, x[i].array, N * x[i].row_nbytes, s);
+        CHECK_BITS(got, x[i].host, N * x[i].row_nbytes);
+        fo_free(d, x[i].array), free(x[i].host), free(got);
+    }
+    fo_stream_destroy(s);
     case_free(d, &c);
 }
 
@@ -625,6 +671,9 @@ int main(void) {
     test_cuts(d, s);
     test_backward_repeats(d, s);
     test_by_keys_repeats(d, s);
+    test_one_of_many(d, 3, 1, 33, 3, 25);
+    test_one_of_many(d, 3, 1, 50, 2, 16);
+    test_one_of_many(d, 1 << 14, (1 << 14) - 1, 16, 1, 8);
     test_decodes(d, s);
     fo_stream_destroy(s);
     CHECK(fo_device_nbytes(d) == 0);
