@@ -1,13 +1,11 @@
-/* bench_overlap.c -- how much communication each schedule leaves exposed: a layer's forward pass, measured.
+/* bench_overlap.c -- how much communication each schedule leaves exposed: a layer's forward and backward pass, measured.
  *
- * The MLP layer (gather -> fc1, GELU -> fc2 -> reduce-scatter) and the attention layer (gather -> QKV ->
- * attention -> projection -> reduce-scatter) run on the primitives of fo_overlap.h, the executor that trains,
- * under every mode in turn. Ranks are threads, the link is emulated, and unless --unpaced each GEMM lasts a
- * given time, so that a rank behaves like an accelerator. dev/bench/README.md says how to read the tables;
+ * The layers of layer.h run under every mode in turn. Ranks are threads and the link is emulated, or they are
+ * processes on a network; unless --unpaced each GEMM lasts a given time, so that a rank behaves like an
+ * accelerator. dev/bench/README.md says how to read the tables;
  * bench_overlap --help the options.
  */
-#include "flashoverlap/fo_model.h"
-#include "flashoverlap/fo_overlap.h"
+#include "dev/bench/layer.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -17,130 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_MODES = 12, MAX_ROUNDS = 200, MAX_TABLES = 3, HEAD_SIZE = 64, CALIBRATIONS = 5 };
-
-typedef enum { MLP, ATTENTION } Op;
-
-typedef struct {
-    char name[24]; // as on the command line
-    FoMode mode;
-    int m;
-    int query_split; // attention: its queries are computed chunk by chunk, with the projection
-} Mode;
-
-// parts of a layer, each timed alone before the rounds
-enum { GATHER_SIDE, SCATTER_SIDE, ATTENTION_ITSELF, OWNERS_SUM, NPARTS };
-
-typedef struct {
-    // what is measured
-    Op op;
-    int P, C, L, rounds, nmodes;
-    size_t N;
-    double gemm_ms;      // a fc1, fc2 or projection GEMM of all rows lasts so long; 0: unpaced
-    double ratio;        // T/W; 0: the reduce-scatter lasts twice as long as the projection
-    double gbytes_s, us; // 0 GB/s: from ratio
-    FoTopology topology;
-    Mode modes[MAX_MODES];
-    // shared by ranks: each writes its slot, rank 0 reads them after a barrier
-    double start; // common start of a run, seconds; rank 0 writes
-    double rank_ms[FO_MAX_RANKS], rank_exposed_ms[FO_MAX_RANKS], rank_part_ms[FO_MAX_RANKS];
-    uint64_t rank_hash[FO_MAX_RANKS];
-    // results, written by rank 0
-    double part_ms[NPARTS]; // paced: the least; unpaced: median of the mean over ranks
-    double layer_ms[MAX_MODES][MAX_ROUNDS], exposed_ms[MAX_MODES][MAX_ROUNDS];
-    uint64_t hash[MAX_MODES]; // of all ranks' output
-    int same_bits[MAX_MODES]; // in every run, as the first mode's
-    double foreign_cores, seconds;
-    char device[160];
-} Table;
-
-// one rank's part of it
-typedef struct {
-    Table* t;
-    FoGroup* group;
-    FoDevice* device;
-    FoStream *compute, *comm;
-    FoOverlap *gather[MAX_MODES], *scatter[MAX_MODES];
-    floatX* x;         // [N/P, C], the layer's input, in host memory
-    floatX* all;       // [N, C]
-    floatX *w1, *w2;   // [4C/P or 3C/P, C], [C, 4C/P or C/P]
-    floatX *pre, *act; // [N, 4C/P]; attention: qkv [N, 3C/P] and att [N, C/P]
-    float* lse;        // [N, NH/P]
-    floatX* host;      // [N/P, C], output
-    FoStaging st;
-} Rank;
-
-static const char* op_name(Op op) {
-    return op == MLP ? "mlp" : "attention";
-}
-
-static size_t shard_nelem(const Table* t) {
-    return t->N / (size_t)t->P * (size_t)t->C;
-}
-
-// columns of the first matmul, and the width that the second sums over
-static int width1(const Table* t) {
-    return (t->op == MLP ? 4 : 3) * t->C / t->P;
-}
-static int width2(const Table* t) {
-    return (t->op == MLP ? 4 : 1) * t->C / t->P;
-}
-
-// ---- the layer --------------------------------------------------------------------------------------------
-static void fc1_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
-    const Rank* k = (const Rank*)ctx;
-    size_t C = (size_t)k->t->C, w = (size_t)width1(k->t), at = row0 * w;
-    fo_matmul_forward(k->pre + at, k->all + row0 * C, k->w1, NULL, n, (int)C, (int)w, FO_FLOATX, s);
-    if (k->t->op == MLP) { fo_gelu_forward(k->act + at, k->pre + at, n * w, s); }
-}
-
-static FoLayout layout(const Table* t) {
-    FoLayout l = {t->P, (int)(t->N / (size_t)t->P), t->P, 0}; // a sequence a shard
-    return l;
-}
-
-static int heads(const Table* t) {
-    return t->C / HEAD_SIZE / t->P;
-}
-
-static void queue_layer(Rank* k, int i) {
-    const Table* t = k->t;
-    FoOverlap *ag = k->gather[i], *rs = k->scatter[i];
-    fo_allgather_run(ag, k->all, (size_t)t->C * sizeof(floatX), t->N, fc1_chunk, k);
-    if (t->op == MLP) {
-        fo_matmul_reducescatter_forward(&k->st, k->act, k->w2, t->N, width2(t), t->C, rs);
-    } else {
-        fo_attention_matmul_reducescatter_forward(&k->st, k->act, k->lse, k->pre, k->w2, layout(t), heads(t),
-                                                  HEAD_SIZE, t->C, t->modes[i].query_split, rs);
-    }
-    floatX* own = k->all + (size_t)fo_group_rank(k->group) * shard_nelem(t);
-    fo_reducescatter_end(rs, &k->st, own, NULL, NULL, t->C, t->N);
-}
-
-// one part of the layer alone, in the chunks of mode none
-static void queue_part(Rank* k, int part) {
-    const Table* t = k->t;
-    size_t rows = t->N / (size_t)t->P, w2 = (size_t)width2(t);
-    for (int p = 0; p < t->P && part != OWNERS_SUM; p++) {
-        size_t row0 = (size_t)p * rows;
-        if (part == GATHER_SIDE) { fc1_chunk(k, row0, rows, k->compute); }
-        if (part == SCATTER_SIDE) {
-            char* out = (char*)k->st.partial + row0 * (size_t)t->C * sizeof(floatX);
-            fo_matmul_forward(out, k->act + row0 * w2, k->w2, NULL, rows, (int)w2, t->C, FO_FLOATX,
-                              k->compute);
-        }
-        if (part == ATTENTION_ITSELF && t->op == ATTENTION) {
-            fo_attention_forward(k->act, k->lse, k->pre, row0, rows, layout(t), heads(t), HEAD_SIZE,
-                                 k->compute);
-        }
-    }
-    if (part == OWNERS_SUM) {
-        const void* parts[FO_MAX_RANKS];
-        for (int p = 0; p < t->P; p++) {
-            parts[p] = (const floatX*)k->st.partial + (size_t)p * shard_nelem(t);
-        }
-        fo_accumulate(k->all, parts, NULL, NULL, rows, t->C, t->P, FO_FLOATX, k->compute);
-    }
+// with threads the table is all ranks', with processes each has its own
+static int are_processes(void) {
+    return fo_ranks_launched() > 1;
 }
 
 // ---- measuring --------------------------------------------------------------------------------------------
@@ -180,9 +57,21 @@ static double least(const double* v, int n) {
     return x;
 }
 
+// what each rank says, in order
+static void tell(Rank* k, double all[FO_MAX_RANKS], double own) {
+    fo_upload(k->slots + fo_group_rank(k->group), &own, sizeof own, k->comm);
+    fo_allgather(k->group, k->slots, sizeof own, k->comm);
+    fo_download(all, k->slots, (size_t)k->t->P * sizeof own, k->comm);
+    fo_stream_sync(k->comm);
+}
+
 // all ranks go on at one moment: after a barrier alone, each would start as late as it wakes up
 static void common_start(Rank* k) {
     fo_group_barrier(k->group);
+    if (are_processes()) { // their clocks may differ
+        k->t->start = fo_now();
+        return;
+    }
     if (fo_group_rank(k->group) == 0) { k->t->start = fo_now() + 3e-3; }
     fo_group_barrier(k->group);
     for (double left; (left = k->t->start - fo_now()) > 0.0;) {
@@ -193,50 +82,31 @@ static void common_start(Rank* k) {
 
 static void calibrate(Rank* k) {
     Table* t = k->t;
-    int r = fo_group_rank(k->group), paced = t->gemm_ms > 0.0;
-    double ms[CALIBRATIONS];
+    const int paced = t->gemm_ms > 0.0;
+    double ms[CALIBRATIONS], all[FO_MAX_RANKS];
     for (int part = 0; part < NPARTS; part++) {
         for (int i = -1; i < CALIBRATIONS; i++) { // the first warms up
             common_start(k);
             queue_part(k, part);
             fo_stream_sync(k->compute);
-            t->rank_part_ms[r] = 1e3 * (fo_now() - t->start);
-            fo_group_barrier(k->group);
-            if (i >= 0) { ms[i] = paced ? least(t->rank_part_ms, t->P) : mean(t->rank_part_ms, t->P); }
+            tell(k, all, 1e3 * (fo_now() - t->start));
+            if (i >= 0) { ms[i] = paced ? least(all, t->P) : mean(all, t->P); }
         }
         // what is paced takes its nominal time, and anything above it is a late wake-up
-        if (r == 0) { t->part_ms[part] = quantile(ms, CALIBRATIONS, paced ? 0.0 : 0.5); }
+        if (fo_group_rank(k->group) == 0 || are_processes()) {
+            t->part_ms[part] = quantile(ms, CALIBRATIONS, paced ? 0.0 : 0.5);
+        }
         fo_group_barrier(k->group);
     }
-}
-
-// W: the layer without communication
-static double compute_ms(const Table* t) {
-    return t->part_ms[GATHER_SIDE] + t->part_ms[SCATTER_SIDE] +
-           (t->op == ATTENTION ? t->part_ms[ATTENTION_ITSELF] : 0);
-}
-
-static double shard_ms(const Table* t, int m) {
-    return 1e3 * fo_model_shard_s(t->gbytes_s, t->us, shard_nelem(t) * sizeof(floatX), m);
-}
-
-// T: both collectives
-static double collectives_ms(const Table* t) {
-    return 2.0 * fo_model_collective_s(t->P, shard_ms(t, 1));
-}
-
-static double predicted_ms(const Table* t, const Mode* mode) {
-    double shard = shard_ms(t, mode->m);
-    double behind = t->part_ms[SCATTER_SIDE] + (mode->query_split ? t->part_ms[ATTENTION_ITSELF] : 0.0);
-    return fo_model_exposed_s(mode->mode, mode->m, t->P, shard, t->part_ms[GATHER_SIDE]) +
-           fo_model_exposed_s(mode->mode, mode->m, t->P, shard, behind);
 }
 
 // the bandwidth at which communication and compute are in the ratio asked for; by rank 0
 static void choose_link(Table* t) {
     if (t->gbytes_s > 0.0) { return; }
-    double T_ms = t->ratio > 0.0 ? t->ratio * compute_ms(t) : 4.0 * t->part_ms[SCATTER_SIDE];
-    double shard_s = 1e-3 * T_ms / (2.0 * (t->P - 1)), wire_s = shard_s - 1e-6 * t->us;
+    // attention: a collective lasts twice as long as the projection, of which QKV's dgrad is three
+    double projection = t->part_ms[SCATTER_SIDE] / (t->op == ATTENTION_BACKWARD ? 3.0 : 1.0);
+    double T_ms = t->ratio > 0.0 ? t->ratio * compute_ms(t) : ncollectives(t->op) * 2.0 * projection;
+    double shard_s = 1e-3 * T_ms / (ncollectives(t->op) * (t->P - 1)), wire_s = shard_s - 1e-6 * t->us;
     if (wire_s < 0.1 * shard_s) {
         fo_quit(1, "T/W = %g leaves %.1f us a message, latency included: less than a latency of %g us allows",
                 t->ratio, 1e6 * shard_s, t->us);
@@ -255,37 +125,70 @@ static uint64_t hash_bytes(const void* p, size_t nbytes) {
     return h;
 }
 
+static uint64_t hash_of(Rank* k, const void* p, size_t nbytes, void* host) {
+    memset(host, 0xff, nbytes); // NaN
+    fo_download(host, p, nbytes, k->compute);
+    fo_stream_sync(k->compute);
+    return hash_bytes(host, nbytes);
+}
+
+// of this rank's output, and of the weight gradients, where there are some
+static uint64_t hash_output(Rank* k) {
+    const Table* t = k->t;
+    const size_t w1 = (size_t)width1(t) * (size_t)t->C, w2 = (size_t)width2(t) * (size_t)t->C;
+    const floatX* own = k->all + (size_t)fo_group_rank(k->group) * shard_nelem(t);
+    uint64_t h[3] = {hash_of(k, own, shard_nelem(t) * sizeof(floatX), k->host), 0, 0};
+    if (is_backward(t->op)) {
+        void* host = malloc((w1 > w2 ? w1 : w2) * sizeof(float));
+        fo_require(host != NULL, "out of memory");
+        h[1] = hash_of(k, k->dw1, w1 * sizeof(float), host);
+        h[2] = hash_of(k, k->dw2, w2 * sizeof(float), host);
+        free(host);
+    }
+    return hash_bytes(h, sizeof h);
+}
+
+static void start_mode(Rank* k, int i) {
+    Table* t = k->t;
+    const int r = fo_group_rank(k->group);
+    const size_t w1 = (size_t)width1(t) * (size_t)t->C, w2 = (size_t)width2(t) * (size_t)t->C;
+    const size_t nbytes = shard_nelem(t) * sizeof(floatX);
+    fo_upload(k->all + (size_t)r * shard_nelem(t), k->x, nbytes, k->compute);
+    if (is_backward(t->op)) {
+        fo_upload(k->again + (size_t)r * shard_nelem(t), k->x, nbytes, k->compute);
+        fo_zero(k->dw1, w1 * sizeof(float), k->compute);
+        fo_zero(k->dw2, w2 * sizeof(float), k->compute);
+    }
+    fo_stream_sync(k->compute);
+    reset_mode(k, i);
+}
+
 // L layers under mode i; round -1 only warms up
 static void run_mode(Rank* k, int i, int round) {
     Table* t = k->t;
-    int r = fo_group_rank(k->group);
-    size_t nbytes = shard_nelem(t) * sizeof(floatX);
-    floatX* own = k->all + (size_t)r * shard_nelem(t);
-    fo_upload(own, k->x, nbytes, k->compute);
-    fo_stream_sync(k->compute);
-    fo_overlap_reset(k->gather[i]);
-    fo_overlap_reset(k->scatter[i]);
+    double ms[FO_MAX_RANKS], exposed[FO_MAX_RANKS], halves[2][FO_MAX_RANKS];
+    start_mode(k, i);
     common_start(k);
     for (int l = 0; l < t->L; l++) {
         queue_layer(k, i);
     }
     fo_stream_sync(k->compute);
-    t->rank_ms[r] = 1e3 * (fo_now() - t->start) / t->L;
+    const double took = 1e3 * (fo_now() - t->start) / t->L;
     fo_stream_sync(k->comm);
-    t->rank_exposed_ms[r] = (k->gather[i]->exposed_ms + k->scatter[i]->exposed_ms) / t->L;
-    memset(k->host, 0xff, nbytes); // NaN
-    fo_download(k->host, own, nbytes, k->compute);
-    fo_stream_sync(k->compute);
-    t->rank_hash[r] = hash_bytes(k->host, nbytes);
-    fo_group_barrier(k->group);
-    if (r != 0) { return; } // the others can't write their slots again before rank 0 is at the next barrier
-    uint64_t hash = hash_bytes(t->rank_hash, (size_t)t->P * sizeof *t->rank_hash);
+    const uint64_t own = hash_output(k);
+    tell(k, ms, took);
+    tell(k, exposed, exposed_of(k, i) / t->L);
+    tell(k, halves[0], (double)(own >> 32)); // a double holds half of it
+    tell(k, halves[1], (double)(uint32_t)own);
+    if (fo_group_rank(k->group) != 0) { return; }
+    uint64_t hash = hash_bytes(halves[0], (size_t)t->P * sizeof(double)) * 31 +
+                    hash_bytes(halves[1], (size_t)t->P * sizeof(double));
     if (round < 0) {
         t->hash[i] = hash;
         t->same_bits[i] = 1;
     } else {
-        t->layer_ms[i][round] = largest(t->rank_ms, t->P);
-        t->exposed_ms[i][round] = mean(t->rank_exposed_ms, t->P);
+        t->layer_ms[i][round] = largest(ms, t->P);
+        t->exposed_ms[i][round] = mean(exposed, t->P);
     }
     t->same_bits[i] &= hash == t->hash[0];
 }
@@ -309,66 +212,39 @@ static Load load_now(void) {
     return l;
 }
 
-static void fill(floatX* p, size_t nelem, uint64_t seed, double scale) {
-    for (size_t i = 0; i < nelem; i++) { // uniform in [-scale, scale)
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        p[i] = fo_floatx((float)(scale * ((double)(seed >> 40) / (double)(1 << 23) - 1.0)));
-    }
-}
-
-// device memory with random weights; scale keeps the size of activations about as it is
-static floatX* weights(Rank* k, int OC, int K, uint64_t seed) {
-    size_t nelem = (size_t)OC * (size_t)K;
-    floatX* host = malloc(nelem * sizeof *host);
-    fo_require(host != NULL, "out of memory");
-    floatX* w = fo_malloc(k->device, nelem * sizeof *w);
-    fill(host, nelem, seed, 1.7 / sqrt((double)K * (OC == k->t->C ? k->t->P : 1)));
-    fo_upload(w, host, nelem * sizeof *w, k->compute);
-    fo_stream_sync(k->compute);
-    free(host);
-    return w;
-}
-
-static void open_rank(Rank* k) {
+// what joins the ranks: as it was measured, or emulated
+static void set_link(Rank* k) {
     Table* t = k->t;
-    int r = fo_group_rank(k->group);
-    size_t N = t->N, C = (size_t)t->C;
-    k->device = fo_device_open(r, fo_group_nlocal(k->group));
-    k->compute = fo_stream_create(k->device, "compute");
-    k->comm = fo_stream_create(k->device, "comm");
-    k->x = malloc(shard_nelem(t) * sizeof *k->x);
-    k->host = malloc(shard_nelem(t) * sizeof *k->host);
-    fo_require(k->x && k->host, "out of memory");
-    fill(k->x, shard_nelem(t), 1000 + (uint64_t)r, 1.7);
-    k->w1 = weights(k, width1(t), t->C, 77 + (uint64_t)r);
-    k->w2 = weights(k, t->C, width2(t), 99 + (uint64_t)r);
-    k->all = fo_malloc(k->device, N * C * sizeof(floatX));
-    k->pre = fo_malloc(k->device, N * (size_t)width1(t) * sizeof(floatX));
-    k->act = fo_malloc(k->device, N * (size_t)width2(t) * sizeof(floatX));
-    k->lse = fo_malloc(k->device, N * (C / HEAD_SIZE + 1) * sizeof(float));
-    k->st.wire = FO_FLOATX;
-    k->st.partial = fo_malloc(k->device, N * C * sizeof(floatX));
-    k->st.received = fo_malloc(k->device, N * C * sizeof(floatX));
-    if (t->gemm_ms > 0.0) {
-        double flops = 2.0 * (double)N * (double)C * width2(t);
-        fo_device_pace(k->device, flops / (1e-3 * t->gemm_ms) / 1e12);
+    double all[FO_MAX_RANKS];
+    if (t->network) {
+        const size_t nbytes = 1 << 20;
+        fo_group_measure(k->group, k->comm);
+        t->us = 1e6 * fo_group_message_s(k->group, 0);
+        t->gbytes_s = 1e-9 * (double)nbytes / (fo_group_message_s(k->group, nbytes) - 1e-6 * t->us);
+        return;
     }
+    if (fo_group_rank(k->group) == 0) { choose_link(t); }
+    tell(k, all, t->gbytes_s);
+    fo_group_barrier(k->group);
+    if (are_processes()) { t->gbytes_s = all[0]; }
+    fo_group_link(k->group, t->gbytes_s, t->us);
 }
 
-static void close_rank(Rank* k) {
-    for (int i = 0; i < k->t->nmodes; i++) {
-        fo_overlap_destroy(k->gather[i]);
-        fo_overlap_destroy(k->scatter[i]);
+// the backward pass of attention reads what the forward pass has written
+static void prepare(Rank* k) {
+    FoOverlap* forward[NSTEPS] = {NULL};
+    const Table* t = k->t;
+    if (!is_backward(t->op)) { return; }
+    fo_upload(k->all + (size_t)fo_group_rank(k->group) * shard_nelem(t), k->x,
+              shard_nelem(t) * sizeof(floatX), k->compute);
+    for (int step = 0; step < NSTEPS; step += 2) {
+        forward[step] = fo_overlap_create("forward", step == SCATTER ? FO_REDUCESCATTER : FO_ALLGATHER,
+                                          FO_NONE, 1, FO_DIRECT, k->group, k->compute, k->comm);
     }
-    void* memory[] = {k->w1, k->w2, k->all, k->pre, k->act, k->lse, k->st.partial, k->st.received};
-    fo_stream_destroy(k->compute);
-    fo_stream_destroy(k->comm);
-    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) {
-        fo_free(k->device, memory[i]);
+    queue_forward(k, forward, 0);
+    for (int step = 0; step < NSTEPS; step += 2) {
+        fo_overlap_destroy(forward[step]);
     }
-    fo_device_close(k->device);
-    free(k->x);
-    free(k->host);
 }
 
 static void rank_body(FoGroup* g, void* arg) {
@@ -376,21 +252,16 @@ static void rank_body(FoGroup* g, void* arg) {
     Rank* k = calloc(1, sizeof *k);
     fo_require(k != NULL, "out of memory");
     k->t = t, k->group = g;
-    open_rank(k);
+    k->device = fo_device_open(fo_group_rank(g), fo_group_nlocal(g));
+    open_layer(k);
+    prepare(k);
+    if (t->gemm_ms > 0.0) {
+        fo_device_pace(k->device, 2.0 * (double)t->N * t->C * width2(t) / (1e-3 * t->gemm_ms) / 1e12);
+    }
     calibrate(k);
-    if (fo_group_rank(g) == 0) {
-        snprintf(t->device, sizeof t->device, "%s", fo_device_name(k->device));
-        choose_link(t);
-    }
-    fo_group_barrier(g);
-    fo_group_link(g, t->gbytes_s, t->us);
-    for (int i = 0; i < t->nmodes; i++) {
-        const Mode* m = &t->modes[i];
-        k->gather[i] =
-            fo_overlap_create("gather", FO_ALLGATHER, m->mode, m->m, t->topology, g, k->compute, k->comm);
-        k->scatter[i] = fo_overlap_create("scatter", FO_REDUCESCATTER, m->mode, m->m, t->topology, g,
-                                          k->compute, k->comm);
-    }
+    if (fo_group_rank(g) == 0) { snprintf(t->device, sizeof t->device, "%s", fo_device_name(k->device)); }
+    set_link(k);
+    open_modes(k);
     for (int i = 0; i < t->nmodes; i++) {
         run_mode(k, i, -1);
     }
@@ -401,11 +272,15 @@ static void rank_body(FoGroup* g, void* arg) {
         }
     }
     Load after = load_now();
+    double own[FO_MAX_RANKS];
+    tell(k, own, after.own - before.own);
     if (fo_group_rank(g) == 0) {
+        const double ours = are_processes() ? mean(own, t->P) * t->P : own[0];
         t->seconds = after.now - before.now;
-        t->foreign_cores = ((after.machine - before.machine) - (after.own - before.own)) / t->seconds;
+        t->foreign_cores = (after.machine - before.machine - ours) / t->seconds;
     }
-    close_rank(k);
+    close_layer(k);
+    fo_device_close(k->device);
     free(k);
 }
 
@@ -426,7 +301,8 @@ static int find_mode(const Table* t, const char* name) {
 }
 
 static const char* const LEGEND =
-    "# One layer's forward pass on ranks that are threads, over an emulated link. ms a layer.\n"
+    "# One layer's forward or backward pass. Ranks are threads over an emulated link, or processes. ms a "
+    "layer.\n"
     "#   layer    by the wall clock, start to end, slowest rank; median of the rounds, and p25..p75\n"
     "#   vs none  layer / that of mode none - 1\n"
     "#   over W   layer - W: with the owner's sum, and this machine's lateness, in it\n"
@@ -455,20 +331,24 @@ static void print_table(const Table* t) {
     int none = find_mode(t, "none");
     printf("\n# %s, %s: P=%d N=%zu C=%d", op_name(t->op), t->gemm_ms > 0.0 ? "paced" : "unpaced", t->P, t->N,
            t->C);
-    if (t->op == ATTENTION) { printf(" T=%d heads=%d", layout(t).T, t->C / HEAD_SIZE); }
+    if (!is_mlp(t->op)) { printf(" T=%d heads=%d", layout(t).T, t->C / HEAD_SIZE); }
     printf(" L=%d, %s, %d rounds, modes taking turns; foreign %.2f cores; %.1f s\n", t->L,
            t->topology == FO_DIRECT ? "direct" : "ring", t->rounds, t->foreign_cores, t->seconds);
-    if (t->op == MLP) {
-        printf("# W %.2f ms = fc1 and GELU %.2f, fc2 %.2f", compute_ms(t), t->part_ms[GATHER_SIDE],
-               t->part_ms[SCATTER_SIDE]);
-    } else {
-        printf("# W %.2f ms = QKV %.2f, attention %.2f, projection %.2f", compute_ms(t),
-               t->part_ms[GATHER_SIDE], t->part_ms[ATTENTION_ITSELF], t->part_ms[SCATTER_SIDE]);
+    static const char* const parts[NOPS][OWNERS_SUM] = {
+        {"fc1 and GELU", NULL, NULL, "fc2", NULL},
+        {"QKV", "attention", NULL, "projection", NULL},
+        {"fc2 dgrad and GELU's", NULL, "fc2 wgrad", "fc1 dgrad", "fc1 wgrad"},
+        {"projection dgrad", "attention's", "projection wgrad", "QKV dgrad", "QKV wgrad"}};
+    printf("# W %.2f ms", compute_ms(t));
+    for (int part = 0, first = 1; part < OWNERS_SUM; part++) {
+        if (!parts[t->op][part]) { continue; }
+        printf("%s %s %.2f", first ? " =" : ",", parts[t->op][part], t->part_ms[part]);
+        first = 0;
     }
     printf("; not in it: the owner's sum %.2f\n", t->part_ms[OWNERS_SUM]);
-    printf("# link %.4f GB/s, %.0f us: T %.2f ms, T/W %.3f; a shard's message %.2f ms (%zu KiB)\n",
-           t->gbytes_s, t->us, collectives_ms(t), collectives_ms(t) / compute_ms(t), shard_ms(t, 1),
-           shard_nelem(t) * sizeof(floatX) / 1024);
+    printf("# %s %.4f GB/s, %.0f us: T %.2f ms, T/W %.3f; a shard's message %.2f ms (%zu KiB)\n",
+           t->network ? "network, as measured:" : "link", t->gbytes_s, t->us, collectives_ms(t),
+           collectives_ms(t) / compute_ms(t), shard_ms(t, 1), shard_nelem(t) * sizeof(floatX) / 1024);
     printf("%-9s %8s %16s %8s %7s %8s %14s %8s %7s %5s\n", "mode", "layer", "p25..p75", "vs none", "over W",
            "exposed", "p25..p75", "of none", "model", "bits");
     for (int i = 0; i < t->nmodes; i++) {
@@ -514,13 +394,19 @@ static const Demand DEMANDS[] = {
     {ATTENTION, 1, "row:1", EXPOSED_OF, "none", 1, 0.20},
     {ATTENTION, 1, "row:1", OFF_MODEL, "T", 0, 0.05},
     {ATTENTION, 1, "none", EXPOSED_OF_T, "T", 0, 1.15},
+    {MLP_BACKWARD, 1, "flash:1", EXPOSED_OF, "none", 0, 0.08},
+    {MLP_BACKWARD, 1, "flash:2", EXPOSED_OF, "none", 0, 0.05},
+    {MLP_BACKWARD, 1, "none", EXPOSED_OF_T, "T", 0, 1.15},
+    {ATTENTION_BACKWARD, 1, "flash:1", EXPOSED_OF, "none", 0, 0.08},
+    {ATTENTION_BACKWARD, 1, "flash:2", EXPOSED_OF, "none", 0, 0.05},
+    {ATTENTION_BACKWARD, 1, "none", EXPOSED_OF_T, "T", 0, 1.15},
     {MLP, 0, "flash:2", LAYER_OF, "none", 0, 0.92},
 };
 enum { NDEMANDS = sizeof DEMANDS / sizeof *DEMANDS };
 
 static int verdict(const Table* t, const char* what, double value, const char* relation, double limit,
                    int ok) {
-    printf("%-9s %-7s  %-44s %8.1f %%  %s %5.1f %%  %s\n", op_name(t->op),
+    printf("%-18s %-7s  %-44s %8.1f %%  %s %5.1f %%  %s\n", op_name(t->op),
            t->gemm_ms > 0.0 ? "paced" : "unpaced", what, 100.0 * value, relation, 100.0 * limit,
            ok ? "ok" : "FAILED");
     return !ok;
@@ -597,10 +483,14 @@ static void write_json(FILE* f, const Table* tables, int n) {
 
 // ---- options ----------------------------------------------------------------------------------------------
 static const char* const HELP =
-    "usage: bench_overlap [options]      without options: the paced MLP and attention layers at P=4, the "
-    "unpaced MLP\n"
-    "                                    layer at P=2, and what is demanded of them\n"
-    "  --op mlp|attention|all  which layer; all: both\n"
+    "usage: bench_overlap [options]      without options: the paced MLP and attention layers at P=4, forward "
+    "and\n"
+    "                                    backward, the unpaced MLP layer at P=2, and what is demanded of "
+    "them\n"
+    "Ranks are threads over an emulated link. Under mpirun they are processes; without --ratio and --link "
+    "they then\n"
+    "use the network as it is, of which the link's figures are measured.\n"
+    "  --op OP                 mlp, attention (forward passes), mlp-backward, attention-backward, or all\n"
     "  --unpaced               the machine as it is (default sizes: P=2, N=2048, C=1024, 11 rounds)\n"
     "  --gemm-ms MS            paced: fc1, fc2 (default 20) or the projection (default 10) lasts so long for "
     "all rows\n"
@@ -608,7 +498,8 @@ static const char* const HELP =
     "  --tokens N              rows of the group; attention: one sequence of N/P a rank\n"
     "  --channels C            attention: in heads of 64\n"
     "  --layers L              chained without a barrier (default 2)\n"
-    "  --ratio R               link chosen for T/W = R (default 0.558; attention: reduce-scatter = 2 x "
+    "  --ratio R               link chosen for T/W = R (default 0.558, backward 0.4185; attention: a "
+    "collective = 2 x "
     "projection)\n"
     "  --link GBPS,US          this link instead: 10^9 bytes a second, microseconds a message\n"
     "  --topology direct|ring\n"
@@ -668,8 +559,12 @@ static int parse_option(Options* o, int argc, char** argv, int i) {
     if (!v) { fo_quit(1, "%s needs a value: bench_overlap --help says which", a); }
     o->sized |= strcmp(a, "--op") != 0 && strcmp(a, "--rounds") != 0 && strcmp(a, "--json") != 0;
     if (strcmp(a, "--op") == 0) {
-        if (strcmp(v, "mlp") != 0 && strcmp(v, "attention") != 0 && strcmp(v, "all") != 0) {
-            fo_quit(1, "--op %s: want mlp, attention or all", v);
+        int known_op = strcmp(v, "all") == 0;
+        for (int op = 0; op < NOPS; op++) {
+            known_op |= strcmp(v, op_name((Op)op)) == 0;
+        }
+        if (!known_op) {
+            fo_quit(1, "--op %s: want mlp, attention, mlp-backward, attention-backward or all", v);
         }
         o->op = v;
     } else if (strcmp(a, "--gemm-ms") == 0) {
@@ -739,7 +634,7 @@ static void check_sizes(const Table* t) {
                     t->modes[i].name, t->P, unit, (t->N / unit + 1) * unit);
         }
     }
-    int unit = t->op == ATTENTION ? HEAD_SIZE * t->P : t->P;
+    int unit = is_mlp(t->op) ? t->P : HEAD_SIZE * t->P;
     if (t->C % unit != 0) {
         fo_quit(1, "--channels %d: %s on %d ranks wants a multiple of %d, such as %d", t->C, op_name(t->op),
                 t->P, unit, (t->C / unit + 1) * unit);
@@ -751,19 +646,21 @@ static void init_table(Table* t, const Options* o, Op op, int unpaced) {
         op == ATTENTION ? "none,slice:4,row:1,flash:1,flash:2" : "none,slice:4,slice:8,flash:1,flash:2";
     if (unpaced && op == MLP) { modes = o->check ? "none,flash:2" : "none,slice:4,flash:1,flash:2"; }
     t->op = op;
-    t->P = o->ranks ? o->ranks : unpaced ? 2 : 4;
+    t->P = o->ranks ? o->ranks : are_processes() ? fo_ranks_launched() : unpaced ? 2 : 4;
     // paced sizes keep the cores mostly idle, so that a neighbour does no harm; unpaced ones keep the GEMMs
     // efficient
-    t->N = unpaced ? 2048 : op == ATTENTION ? 512 * (size_t)t->P : 1024;
+    t->N = unpaced ? 2048 : is_mlp(op) ? 1024 : 512 * (size_t)t->P;
     t->N -= t->N % (size_t)(8 * t->P);
     t->C = unpaced ? 1024 : 256;
-    if (t->C % (HEAD_SIZE * t->P) != 0 && (op == ATTENTION || t->C % t->P != 0)) { t->C = HEAD_SIZE * t->P; }
+    if (t->C % (HEAD_SIZE * t->P) != 0 && (!is_mlp(op) || t->C % t->P != 0)) { t->C = HEAD_SIZE * t->P; }
     if (o->tokens) { t->N = o->tokens; }
     if (o->channels) { t->C = o->channels; }
     t->L = o->layers ? o->layers : 2;
     t->rounds = o->rounds ? o->rounds : unpaced ? 11 : 7;
-    t->gemm_ms = unpaced ? 0.0 : o->gemm_ms > 0.0 ? o->gemm_ms : op == ATTENTION ? 10.0 : 20.0;
-    t->ratio = o->ratio > 0.0 ? o->ratio : op == ATTENTION ? 0.0 : 0.558;
+    t->gemm_ms = unpaced ? 0.0 : o->gemm_ms > 0.0 ? o->gemm_ms : is_mlp(op) ? 20.0 : 10.0;
+    // a backward pass has three collectives and twice the GEMMs: the same link as the forward pass
+    t->ratio = o->ratio > 0.0 ? o->ratio : op == MLP ? 0.558 : op == MLP_BACKWARD ? 0.75 * 0.558 : 0.0;
+    t->network = are_processes() && !(o->ratio > 0.0) && !(o->gbytes_s > 0.0);
     t->gbytes_s = o->gbytes_s;
     t->us = o->gbytes_s > 0.0 ? o->us : 20.0;
     t->topology = o->topology;
@@ -772,14 +669,20 @@ static void init_table(Table* t, const Options* o, Op op, int unpaced) {
 }
 
 static int choose_tables(Table* tables, const Options* o) {
-    int n = 0, all = !o->op || strcmp(o->op, "all") == 0, suite = !o->op && !o->unpaced && !o->sized;
+    int n = 0, all = !o->op || strcmp(o->op, "all") == 0,
+        suite = !o->op && !o->unpaced && !o->sized && !are_processes();
+    if (are_processes() && o->ranks && o->ranks != fo_ranks_launched()) {
+        fo_quit(1, "--ranks %d: %d processes were started, each of which is a rank", o->ranks,
+                fo_ranks_launched());
+    }
     if (o->check && o->rounds > 0 && o->rounds < 7) {
         fo_quit(1, "--check --rounds %d: want at least 7 rounds", o->rounds);
     }
     if (o->unpaced && o->gemm_ms > 0.0) { fo_quit(1, "--unpaced and --gemm-ms: want one of them"); }
     if (o->ratio > 0.0 && o->gbytes_s > 0.0) { fo_quit(1, "--ratio and --link: want one of them"); }
-    if (all || strcmp(o->op, "mlp") == 0) { init_table(&tables[n++], o, MLP, o->unpaced); }
-    if (all || strcmp(o->op, "attention") == 0) { init_table(&tables[n++], o, ATTENTION, o->unpaced); }
+    for (int op = 0; op < NOPS; op++) {
+        if (all || strcmp(o->op, op_name((Op)op)) == 0) { init_table(&tables[n++], o, (Op)op, o->unpaced); }
+    }
     if (suite) { init_table(&tables[n++], o, MLP, 1); }
     return n;
 }
@@ -793,21 +696,19 @@ int main(int argc, char** argv) {
         printf("%s", HELP);
         return 0;
     }
-    if (fo_ranks_launched() > 1) {
-        fo_quit(1, "ranks are threads here: start one process, with --ranks %d", fo_ranks_launched());
-    }
     Table* tables = calloc(MAX_TABLES, sizeof *tables);
     fo_require(tables != NULL, "out of memory");
     int n = choose_tables(tables, &o), failed = 0;
-    FILE* json = o.json ? fopen(o.json, "w") : NULL; // now, not after a minute of measuring
-    if (o.json && !json) { fo_quit(1, "--json %s: %s", o.json, strerror(errno)); }
-    printf("%s", LEGEND);
+    const int speaks = fo_launch_speaks();
+    FILE* json = o.json && speaks ? fopen(o.json, "w") : NULL; // now, not after a minute of measuring
+    if (o.json && speaks && !json) { fo_quit(1, "--json %s: %s", o.json, strerror(errno)); }
+    if (speaks) { printf("%s", LEGEND); }
     for (int j = 0; j < n; j++) {
         fo_ranks_run(tables[j].P, rank_body, &tables[j]);
-        if (j == 0) { print_machine(&tables[j]); }
-        print_table(&tables[j]);
+        if (j == 0 && speaks) { print_machine(&tables[j]); }
+        if (speaks) { print_table(&tables[j]); }
     }
-    if (!o.sized || o.check) {
+    if (speaks && (!o.sized || o.check)) {
         printf("\n# demands\n");
         for (int j = 0; j < n; j++) {
             failed += judge(&tables[j]);
