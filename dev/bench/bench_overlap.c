@@ -1,4 +1,5 @@
-/* bench_overlap.c -- how much communication each schedule leaves exposed: a layer's forward and backward pass, measured.
+/* bench_overlap.c -- how much communication each schedule leaves exposed: a layer's forward and backward
+ * pass, measured.
  *
  * The layers of layer.h run under every mode in turn. Ranks are threads and the link is emulated, or they are
  * processes on a network; unless --unpaced each GEMM lasts a given time, so that a rank behaves like an

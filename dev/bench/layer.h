@@ -1,6 +1,6 @@
-/* layer.h -- the layers of bench_overlap.c: a transformer layer's halves, forward and backward, on the primitives
- * of fo_overlap.h, in the order in which train_gpt.cu calls them. The bench measures them; dev/sim/predict_layer.c
- * runs them on a simulated device.
+/* layer.h -- the layers of bench_overlap.c: a transformer layer's halves, forward and backward, on the
+ * primitives of fo_overlap.h, in the order in which train_gpt.cu calls them. The bench measures them;
+ * dev/sim/predict_layer.c runs them on a simulated device.
  */
 #ifndef LAYER_H
 #define LAYER_H
@@ -21,10 +21,10 @@ typedef struct {
     int query_split; // attention: its queries are computed chunk by chunk, with the projection
 } Mode;
 
-/* Parts of a layer's computation, each timed alone before the rounds. Forward: fc1 and GELU, or QKV; attention;
- * fc2, or the projection. Backward: what the first gather hides under (dgrad of fc2 and GELU's, or of the
- * projection, and attention's); weight gradient of fc2 or the projection, under the second; dgrad of fc1 or QKV, whose sums are
- * scattered; their weight gradient, behind it.
+/* Parts of a layer's computation, each timed alone before the rounds. Forward: fc1 and GELU, or QKV;
+ * attention; fc2, or the projection. Backward: what the first gather hides under (dgrad of fc2 and GELU's, or
+ * of the projection, and attention's); weight gradient of fc2 or the projection, under the second; dgrad of
+ * fc1 or QKV, whose sums are scattered; their weight gradient, behind it.
  */
 enum { GATHER_SIDE, ATTENTION_ITSELF, WGRAD_BETWEEN, SCATTER_SIDE, WGRAD_AFTER, OWNERS_SUM, NPARTS };
 
@@ -243,11 +243,11 @@ static inline double collectives_ms(const Table* t) {
     return ncollectives(t->op) * fo_model_collective_s(t->P, shard_ms(t, 1));
 }
 
-/* Exposed time, collective by collective. Attention hides what flash sends chunk by chunk of whole sequences, in the
- * forward pass if its queries are split; a slice has a piece of each sequence, so all of attention is before or
- * behind it. The second gather of a backward pass leaves when the first has arrived, so what is left of the
- * computation behind that hides it, too; what a reduce-scatter leaves exposed hides under the weight gradient behind
- * it. In mode none nothing hides.
+/* Exposed time, collective by collective. Attention hides what flash sends chunk by chunk of whole sequences,
+ * in the forward pass if its queries are split; a slice has a piece of each sequence, so all of attention is
+ * before or behind it. The second gather of a backward pass leaves when the first has arrived, so what is
+ * left of the computation behind that hides it, too; what a reduce-scatter leaves exposed hides under the
+ * weight gradient behind it. In mode none nothing hides.
  */
 static inline double predicted_ms(const Table* t, const Mode* mode) {
     const double shard = shard_ms(t, mode->m), T = fo_model_collective_s(t->P, shard);

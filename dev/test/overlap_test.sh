@@ -1,5 +1,6 @@
 #!/bin/bash
-# Is communication hidden? bench_overlap's demands on the paced MLP and attention layers and on the unpaced one.
+# Is communication hidden? bench_overlap's demands on the paced MLP and attention layers, forward and backward, and
+# on the unpaced one.
 # Timing on a machine that others use can be wrong once: a table that fails is measured again, at most twice.
 set -uo pipefail
 bench=${B:?the build folder}/dev/bench/bench_overlap
@@ -41,6 +42,8 @@ refused "at least 7" --check --rounds 3
 refused "--json /nowhere/at/all" --json /nowhere/at/all
 check --op mlp
 check --op attention
+check --op mlp-backward --layers 1
+check --op attention-backward --layers 1
 check --op mlp --unpaced --tokens 1024
 echo "$passed passed, $failed failed"
 [[ $failed == 0 && $passed != 0 ]]

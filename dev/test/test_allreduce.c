@@ -64,8 +64,8 @@ static void sums(FoGroup* g, void* arg) {
     fo_device_close(d);
 }
 
-// on a slow link it takes what the model says: never less, from when the first rank begins; and not much more at least
-// once, because a busy machine wakes threads late
+// on a slow link it takes what the model says: never less, from when the first rank begins; and not much more
+// at least once, because a busy machine wakes threads late
 static void timed(FoGroup* g, void* arg) {
     double* starts = (double*)arg; // of each rank
     const double gbytes_s = 4e-4, us = 3000.0;
