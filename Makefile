@@ -145,6 +145,13 @@ $(B)/sim.o: $(SIM)
 	@if nm -u $@ | grep -E ' fo_' | grep -vE ' fo_(die|quit)'; then echo 'not defined by the simulated device'; rm $@; false; fi
 	@objcopy --keep-global-symbol=run_plan $@
 $(B)/train_gpt: $(B)/sim.o
+# the bench's layers on the simulated device: the same object with another main
+$(B)/sim_layer.o: $(filter $(B)/sim/flashoverlap/%,$(SIM)) $(B)/sim/dev/sim/predict_layer.c.o
+	@$(LD) -r -o $@ $^
+	@objcopy --keep-global-symbol=main $@
+$(B)/predict_layer: $(B)/sim_layer.o $(B)/lib.a
+	@echo 'LINK $@'
+	@$(LINKER) $^ $(LIBS) $(LDLIBS) -o $@
 $(B)/%: $(B)/%.cu.o $(WHOLE) $(B)/lib.a
 	@echo 'LINK $@'
 	@$(LINKER) $^ $(LIBS) $(LDLIBS) -o $@

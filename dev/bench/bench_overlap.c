@@ -464,10 +464,10 @@ static void write_json(FILE* f, const Table* tables, int n) {
             "%s\n{\"op\": \"%s\", \"paced\": %s, \"P\": %d, \"N\": %zu, \"C\": %d, \"L\": %d, \"topology\": "
             "\"%s\", "
             "\"device\": \"%s\",\n \"link_gbytes_s\": %.6f, \"link_us\": %g, \"W_ms\": %.4f, \"T_ms\": %.4f, "
-            "\"foreign_cores\": %.3f, \"modes\": [",
+            "\"network\": %s, \"foreign_cores\": %.3f, \"modes\": [",
             j ? "," : "", op_name(t->op), t->gemm_ms > 0.0 ? "true" : "false", t->P, t->N, t->C, t->L,
             t->topology == FO_DIRECT ? "direct" : "ring", t->device, t->gbytes_s, t->us, compute_ms(t),
-            collectives_ms(t), t->foreign_cores);
+            collectives_ms(t), t->network ? "true" : "false", t->foreign_cores);
         for (int i = 0; i < t->nmodes; i++) {
             fprintf(f, "%s\n  {\"mode\": \"%s\", \"predicted_ms\": %.4f, \"same_bits\": %s,\n   ",
                     i ? "," : "", t->modes[i].name, predicted_ms(t, &t->modes[i]),
@@ -656,6 +656,7 @@ static void init_table(Table* t, const Options* o, Op op, int unpaced) {
     if (t->C % (HEAD_SIZE * t->P) != 0 && (!is_mlp(op) || t->C % t->P != 0)) { t->C = HEAD_SIZE * t->P; }
     if (o->tokens) { t->N = o->tokens; }
     if (o->channels) { t->C = o->channels; }
+    t->B = t->P; // a sequence a shard
     t->L = o->layers ? o->layers : 2;
     t->rounds = o->rounds ? o->rounds : unpaced ? 11 : 7;
     t->gemm_ms = unpaced ? 0.0 : o->gemm_ms > 0.0 ? o->gemm_ms : is_mlp(op) ? 20.0 : 10.0;

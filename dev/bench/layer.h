@@ -34,7 +34,7 @@ enum { GATHER, GATHER_AGAIN, SCATTER, NSTEPS };
 typedef struct {
     // what is measured
     Op op;
-    int P, C, L, rounds, nmodes;
+    int P, B, C, L, rounds, nmodes; // B: sequences
     size_t N;
     double gemm_ms;      // a fc1, fc2 or projection GEMM of all rows lasts so long; 0: unpaced
     double ratio;        // T/W; 0: the reduce-scatter lasts twice as long as the projection
@@ -102,7 +102,7 @@ static inline int width2(const Table* t) {
 }
 
 static inline FoLayout layout(const Table* t) {
-    FoLayout l = {t->P, (int)(t->N / (size_t)t->P), t->P, 0}; // a sequence a shard
+    FoLayout l = {t->B, (int)(t->N / (size_t)t->B), t->P, 0}; // a shard is whole sequences
     return l;
 }
 static inline int heads(const Table* t) {
