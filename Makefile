@@ -34,7 +34,7 @@ TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI) $(NO_CUDA) $(NO_TCP),$(w
            $(patsubst %.cu,$(B)/%,$(filter-out $(NO_EMU),$(wildcard test_*.cu dev/test/test_*.cu $(if $(filter emu,$(DEVICE)),dev/emu/test/test_*.cu))))
 SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py dev/test/cuda_test.py,$(wildcard dev/test/*.sh dev/test/*.py))
 # all but one look into the cpu device, or want its emulated speeds
-BENCHES := $(patsubst %.c,$(B)/%,$(if $(filter cpu,$(DEVICE)),$(wildcard dev/bench/*.c),dev/bench/bench_kernels.c))
+BENCHES := $(patsubst %.c,$(B)/%,$(if $(filter cpu,$(DEVICE)),predict_layer.c $(wildcard dev/bench/*.c),dev/bench/bench_kernels.c))
 
 ifeq ($(MPI),1)
 MPIFLAGS := $(filter-out -pthread,$(shell $(MPICC) --showme:compile))

@@ -1,11 +1,11 @@
-/* predict_layer.c -- what a layer would take on another machine: the layers of dev/bench/layer.h, as bench_overlap.c
- * measures them, queued on a simulated device (flashoverlap/sim/sim.h).
+/* predict_layer.c -- what a layer would take on another machine: the layers of dev/bench/layer.h, as
+ * bench_overlap.c measures them, queued on a simulated device (flashoverlap/sim/sim.h).
  *
  *   predict_layer HARDWARE OP RANKS SEQUENCES TOKENS CHANNELS [JSON]
  *   predict_layer ascend mlp 4 32 4096 4096        # the row of arXiv 2604.24013's Table 1
  *
- * SEQUENCES of TOKENS each go through a layer of CHANNELS channels; OP as bench_overlap's --op. One rank is simulated
- * for all, whole plans and their order: nothing here says how a schedule works.
+ * SEQUENCES of TOKENS each go through a layer of CHANNELS channels; OP as bench_overlap's --op. One rank is
+ * simulated for all, whole plans and their order: nothing here says how a schedule works.
  */
 #include "dev/bench/layer.h"
 #include "flashoverlap/sim/sim.h"
