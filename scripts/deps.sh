@@ -2,7 +2,7 @@
 # Installs what `make quickstart` and `make test` need on Debian and its relatives, as far as it is missing.
 #
 #   scripts/deps.sh            compiler, oneDNN, Open MPI, Python, what the checks use
-#   scripts/deps.sh --bench    also PyTorch, which the comparisons of dev/bench use
+#   scripts/deps.sh --bench    also PyTorch and matplotlib, which comparisons and plots of dev use
 #   scripts/deps.sh --cuda     also what builds of DEVICE=cuda and DEVICE=emu need: clang, and, where there is no CUDA toolkit,
 #                              NVIDIA's wheels (1.2 GB) in build/wheels
 set -euo pipefail
@@ -11,7 +11,7 @@ packages=(gcc make libc6-dev libdnnl-dev libopenmpi-dev openmpi-bin python3 pyth
           iproute2 ca-certificates git clang-format)
 case "$*" in
 "") ;;
---bench) packages+=(python3-torch) ;;
+--bench) packages+=(python3-torch python3-matplotlib) ;;
 --cuda) packages+=(g++ clang) ;;
 *) echo "deps.sh: unknown option '$*'; want --bench or --cuda" >&2; exit 2 ;;
 esac
