@@ -35,6 +35,26 @@ double fo_model_collective_s(int P, double shard_s);
  */
 double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double compute_s);
 
+/* FoMeasured -- one call of an operation on a rank, as it was measured: what fo_model_chunks decides by. */
+enum { FO_MODEL_MOST = 3 }; // it tries m = 1, 2, 4
+typedef struct {
+    double latency_s, shard_s;       // of a message without bytes; of one that is a shard
+    double compute_s[FO_MODEL_MOST]; // W, cut into 1, 2, 4 sub-chunks a shard
+    // of what is computed before the last of the data is needed, but in no sub-chunk: the wgrad behind a
+    // reduce-scatter; what a gather is queued ahead of
+    double cover_s;
+} FoMeasured;
+
+/* fo_model_chunks -- m of FO_FLASH for which W + exposed time is least, of 1, 2 and 4, at most `most`.
+ *
+ * A gain of less than 1 % is none: the smaller m. That smaller chunks are computed faster is taken for noise.
+ * No other mode is tried, for none can win: plain and sliced plans compute the same chunks as flash and send
+ * the same messages, and never expose less (test_model.c).
+ * exposed_s  unless NULL, what that m leaves exposed.
+ * Errors     none: one rank has nothing to hide, m 1.
+ */
+int fo_model_chunks(const FoMeasured* x, int P, int most, double* exposed_s);
+
 /* FoAllreduce -- how the sum of P ranks' vectors comes to all of them, if it is short (fo_allreduce.h). A
  * ring is none of them: it takes 2(P-1) latencies for the bytes of FO_SCATTER, so it is never faster where
  * each rank can send to each.

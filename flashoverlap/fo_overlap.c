@@ -58,10 +58,10 @@ void fo_overlap_mark(FoOverlap* o) {
 
 // rows of a shard
 static size_t shard_rows(const FoOverlap* o, FoKind kind, size_t N) {
-    size_t nchunks = (size_t)(o->plan.P * o->plan.m);
+    const size_t P = (size_t)o->plan.P;
     fo__require_kind(o, kind);
-    fo_require(N % nchunks == 0, "%s: N=%zu rows are not a multiple of P*m=%zu", o->name, N, nchunks);
-    return N / (size_t)o->plan.P;
+    fo_require(N % P == 0, "%s: N=%zu rows are not a multiple of P=%zu", o->name, N, P);
+    return N / P;
 }
 
 // callers of fo_allgather_run and fo_reducescatter_run know a chunk by its rows

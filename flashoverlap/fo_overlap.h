@@ -4,9 +4,9 @@
  * every mode: what differs is the plan. All calls queue and return at once, and all ranks of the group make
  * the same calls in the same order.
  *
- * Rows of a group's [N, C] activation: shard p is [p*N/P, (p+1)*N/P), chunk c of a plan with m sub-chunks is
- * rows [c*N/(P*m), (c+1)*N/(P*m)). A large operation (the head) goes slice by slice: a call for each slice of
- * its rows.
+ * Rows of a group's [N, C] activation: shard p is [p*N/P, (p+1)*N/P), and a plan with m sub-chunks cuts each
+ * shard as fo_cut cuts: evenly, where m divides N/P. A large operation (the head) goes slice by slice: a call
+ * for each slice of its rows.
  */
 #ifndef FO_OVERLAP_H
 #define FO_OVERLAP_H
@@ -59,7 +59,7 @@ void fo_overlap_mark(FoOverlap* o);
  * Order    the own rows of all are in place (written by what compute has queued). Afterwards `all` is
  *          complete, and its own rows may be written again, by whatever is queued on the compute stream.
  * Ranks    collective; same N and row_nbytes.
- * Errors   dies if o's plan is not an all-gather, or P*m does not divide N.
+ * Errors   dies if o's plan is not an all-gather, or P does not divide N.
  * Source   arXiv 2604.24013 Alg. 1. Differs: direct plans send each shard to each peer; doc/overlap.md.
  */
 void fo_allgather_run(FoOverlap* o, void* all, size_t row_nbytes, size_t N, FoChunkFn fn, void* ctx);

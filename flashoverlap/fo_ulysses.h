@@ -15,7 +15,7 @@
  * Order    as in fo_overlap.h: all calls queue and return. gather and reduce are plans of the tp group,
  *          scatter ones of the up group, direct reduce-scatters, each with its group's communication stream.
  * Ranks    collective over both groups, with the same N and C; heads may be uneven.
- * Errors   dies of a plan of the wrong kind, and if the chunks of gather or reduce do not divide N.
+ * Errors   dies of a plan of the wrong kind, and if the ranks of gather or reduce do not divide N.
  *
  * With U = 1 each function is the primitive of tensor parallelism alone, and none of the up group's buffers
  * is used. Source: DeepSpeed-Ulysses (arXiv 2309.14509) for the cut; its all-to-alls become pushes of chunks,

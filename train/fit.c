@@ -23,7 +23,8 @@ int check_heads(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
 }
 
 int check_cuts(const TrainOptions* opt, GPTConfig c, char err[TRAIN_ERR]) {
-    int tp = opt->tp, up = opt->up, P = up * tp, B = opt->batch, T = opt->seq_len, m = opt->overlap.m;
+    int tp = opt->tp, up = opt->up, P = up * tp, B = opt->batch, T = opt->seq_len;
+    const int m = overlap_cut(opt->overlap);
     if (T > c.maxT) {
         return train_error(err, "-t %d: the model has positions for %d tokens: -t %d at most", T, c.maxT,
                            c.maxT);
@@ -85,7 +86,7 @@ static int change(TrainOptions* o, Change what, int i) {
     const int share = o->up * o->tp;
     if (!o->generate && ranks % share == 0) { o->dp = ranks / share; }
     if (o->generate) { // prompts are padded so that the mesh can cut them
-        const int unit = 2 * share * o->overlap.m;
+        const int unit = 2 * share * overlap_cut(o->overlap);
         o->seq_len = (o->seq_len + unit - 1) / unit * unit;
     }
     return o->up <= FO_MAX_RANKS && o->tp <= FO_MAX_RANKS;

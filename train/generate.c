@@ -377,6 +377,8 @@ int generate(Trainer* tr, int (*stopping)(GPT* g)) {
     Speed speed = {0.0, 0.0, 0, 0};
     double exposed, comm; // of the prefill: not a step's
     fo_require(generator_shape(g, each, p->longest, &B, &T) > 0, "a prompt of %d tokens", p->longest);
+    // updated weights that have not left yet (D3) would wait for dp ranks without a prompt, which wait here
+    gpt_await_weights(g);
     generator_open(&x, g, B, T, most);
     round_open(&r, &x, most);
     if (talks && tr->nsamples++ == 0) {

@@ -112,6 +112,11 @@ int gpt_short_T(const GPT* g, int longest) {
     return T < g->T_max ? T : g->T_max;
 }
 
+int gpt_is_cut(const GPT* g, int i) {
+    // behind a gather an all-to-all goes chunk by chunk already
+    return !gpt_sites[i].whole && !((i == U1 || i == U3) && g->mesh.tp > 1);
+}
+
 // ---- sizes ------------------------------------------------------------------------------------------------
 #define CARVE(p, count, type) carve_add(g, (void**)(p), (size_t)(count) * sizeof(type))
 
@@ -200,6 +205,11 @@ static void carve_grads(GPT* g) {
     }
 }
 
+// chunks of an operation in the mode chosen
+static int first_chunks(const GPT* g, int i) {
+    return gpt_is_cut(g, i) ? i == H1 || i == H3 ? g->head_chunks : g->chunks : 1;
+}
+
 void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
     const int hs = c.C / c.NH;
     const Mesh m = mesh_of(opt, rank);
@@ -211,13 +221,16 @@ void gpt_sizes(GPT* g, GPTConfig c, const TrainOptions* opt, int rank) {
     int keeps = opt->recompute < 2;
     g->keep_gathered = opt->recompute < 3 && (!opt->sp || opt->keep_gathered || (keeps && m.tp == 1));
     g->keep_own = keeps && !g->keep_gathered;
-    g->B_max = opt->batch, g->T_max = opt->seq_len, g->chunks = opt->overlap.m;
+    g->B_max = opt->batch, g->T_max = opt->seq_len, g->chunks = overlap_cut(opt->overlap);
     size_t N = (size_t)g->B_max * (size_t)g->T_max, Nt = N / (size_t)m.up, n = Nt / (size_t)m.tp;
     size_t own = n / (size_t)gpt_head_slices(Nt, m.tp, 1);
     int head_m = m.tp > 1 ? g->chunks : 1;
     g->head_chunks = head_m;
     while (head_m % g->head_chunks || own % (size_t)g->head_chunks) {
         g->head_chunks--;
+    }
+    for (int i = 0; i < NSITES; i++) {
+        g->site_m[i] = first_chunks(g, i);
     }
     TensorCuts whole = {m.tp, m.t, m.up, 1, 0}, shared = {m.tp, m.t, m.up, m.rp, m.p};
     tensors_init(&g->ts, c, whole);
@@ -260,23 +273,30 @@ int gpt_site_ranks(const GPT* g, int i) {
 }
 
 int gpt_site_chunks(const GPT* g, int i) {
-    if (gpt_sites[i].whole) { return 1; }
-    // behind a gather an all-to-all goes chunk by chunk already
-    if ((i == U1 || i == U3) && g->mesh.tp > 1) { return 1; }
-    return i == H1 || i == H3 ? g->head_chunks : g->chunks;
+    return g->site_m[i];
 }
 
 FoTopology gpt_site_topology(const TrainOptions* opt, int i) {
     return gpt_sites[i].whole || gpt_sites[i].group != GROUP_TP ? FO_DIRECT : opt->topology;
 }
 
+static FoOverlap* open_plan(const GPT* g, const TrainOptions* opt, int i) {
+    const Site* x = &gpt_sites[i];
+    return fo_overlap_create(x->name, x->kind, opt->overlap.mode, g->site_m[i], gpt_site_topology(opt, i),
+                             g->group[x->group], g->compute, g->comm[x->group]);
+}
+
+void gpt_set_chunks(GPT* g, const TrainOptions* opt, int i, int m) {
+    fo_require(gpt_is_cut(g, i), "%s is not cut into chunks", gpt_sites[i].name);
+    g->site_m[i] = m;
+    fo_overlap_destroy(g->o[i]);
+    g->o[i] = open_plan(g, opt, i);
+}
+
 // a plan for each operation; modes none and slice:M go through the same calls as flash
 static void open_plans(GPT* g, const TrainOptions* opt) {
     for (int i = 0; i < NSITES; i++) {
-        GroupName group = gpt_sites[i].group;
-        g->o[i] =
-            fo_overlap_create(gpt_sites[i].name, gpt_sites[i].kind, opt->overlap.mode, gpt_site_chunks(g, i),
-                              gpt_site_topology(opt, i), g->group[group], g->compute, g->comm[group]);
+        g->o[i] = open_plan(g, opt, i);
     }
     g->d3 = (FoOverlap**)calloc((size_t)g->config.L + 1, sizeof(FoOverlap*));
     fo_require(g->d3 != NULL, "out of memory");

@@ -154,8 +154,9 @@ typedef struct {
     int use_graphs;
     MicroGraph graphs[4], *capturing; // by push and weights_wait
     int B_max, T_max;                 // the largest batch
-    int chunks;                       // for each owner in the mode chosen
+    int chunks;                       // for each owner in the mode chosen; auto: 1
     int head_chunks;                  // what of it divides the head's slices, too
+    int site_m[NSITES];               // sub-chunks or slices of each plan; auto_choose changes them
     // the batch at hand
     int nslices;
     size_t N, Nt, n, npos; // npos: different positions among the own rows
@@ -180,9 +181,12 @@ typedef struct {
 GPTBytes gpt_nbytes(const GPT* g);
 // floating point operations of a training step, for each of its tokens; llm.c's formula
 double gpt_flops_a_token(const GPT* g, int T);
+// makes the plan of an operation anew with m chunks; not of those that are whole, nothing is under way
+void gpt_set_chunks(GPT* g, const TrainOptions* opt, int site, int m);
 
 // of the plan of an operation: sub-chunks or slices, m; topology; ranks
 int gpt_site_chunks(const GPT* g, int site);
+int gpt_is_cut(const GPT* g, int site); // does it have the mode's m chunks, on this mesh?
 FoTopology gpt_site_topology(const TrainOptions* opt, int site);
 int gpt_site_ranks(const GPT* g, int site);
 

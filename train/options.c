@@ -157,8 +157,9 @@ static const Option options[] = {
      "LEVEL", "in the backward pass: 1: GELU, 2: and layer norms, 3: whole layers", NULL},
     {NULL,  "--keep-gathered", INT, AT(keep_gathered), "0", 0, 1,
      "0|1", "keep gathered layer norm outputs instead of gathering them again", NULL},
-    {NULL,  "--overlap",    OVERLAP, AT(overlap), "flash", 0, 0,
-     "none|slice:M|flash[:M]", "how communication hides; M slices, or sub-chunks for each rank", NULL},
+    {NULL,  "--overlap",    OVERLAP, AT(overlap), "auto", 0, 0,
+     "auto|none|slice:M|flash[:M]",
+     "how communication hides; M slices, or sub-chunks for each rank; auto: flash, M as measured", NULL},
     {NULL,  "--topology",   CHOICE, AT(topology), "direct", 0, 0,
      "direct|ring", "who sends to whom", NULL},
     {NULL,  "--wire",       CHOICE, AT(wire), WIRE, 0, 0,
@@ -251,10 +252,12 @@ static const char* range_of(const Option* o, char* buf, size_t nbytes) {
     return buf;
 }
 
-// none, slice:M, flash, flash:M
+// auto, none, slice:M, flash, flash:M
 static int overlap_of(const char* text, OverlapOption* o) {
     const size_t k = strcspn(text, ":");
     long m = 1;
+    o->mode = FO_FLASH, o->m = 0;
+    if (strcmp(text, "auto") == 0) { return 1; }
     if (text[k] == ':' && (!integer_of(text + k + 1, &m) || m < 1 || m > FO_MAX_M)) { return 0; }
     o->m = (int)m;
     if (k == 5 && strncmp(text, "flash", k) == 0) {
@@ -337,8 +340,8 @@ static int value_set(TrainOptions* opts, const Option* o, const char* name, cons
     case TEXT: *(const char**)field = value; return 0;
     case OVERLAP:
         if (overlap_of(value, (OverlapOption*)field)) { return 0; }
-        return train_error(err, "%s '%s': want none, slice:M, flash or flash:M, with M of 1 to %d", name,
-                           value, FO_MAX_M);
+        return train_error(err, "%s '%s': want auto, none, slice:M, flash or flash:M, with M of 1 to %d",
+                           name, value, FO_MAX_M);
     case LINK:
         if (link_of(value, (LinkOption*)field)) { return 0; }
         return train_error(err, "%s '%s': want GB/s above 0 and microseconds, as in 50,5, or none", name,
@@ -526,6 +529,15 @@ static int options_check(TrainOptions* o, char err[TRAIN_ERR]) {
                            o->pace > 0.0 ? "--pace" : "--link");
     }
     return 0;
+}
+
+const char* overlap_name(OverlapOption o, char buf[32]) {
+    (void)snprintf(buf, 32,
+                   o.m == 0            ? "auto"
+                   : o.mode == FO_NONE ? "%s"
+                                       : "%s:%d",
+                   fo_mode_name(o.mode), o.m);
+    return buf;
 }
 
 int options_parse(TrainOptions* o, int argc, char** argv, char err[TRAIN_ERR]) {

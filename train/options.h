@@ -16,7 +16,7 @@ extern "C" {
 
 typedef struct {
     FoMode mode;
-    int m; // slices or sub-chunks
+    int m; // slices or sub-chunks; 0 (flash): auto, chosen for each operation by auto_choose
 } OverlapOption;
 
 typedef struct {
@@ -94,6 +94,13 @@ typedef struct {
  * o->help is 1. Errors: -1 with one line in err that names option and value and says what would work.
  */
 int options_parse(TrainOptions* o, int argc, char** argv, char err[TRAIN_ERR]);
+
+// "auto", "none", "slice:4", "flash:1"; returns buf
+const char* overlap_name(OverlapOption o, char buf[32]);
+// what of a shard's rows the option itself wants to divide: auto takes no m that doesn't
+static inline int overlap_cut(OverlapOption o) {
+    return o.m > 0 ? o.m : 1;
+}
 
 // what --help prints
 void options_help(FILE* out, const char* program);

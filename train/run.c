@@ -40,7 +40,8 @@ static void print_model(const Trainer* tr, const GPT* g) {
                m->up > 1 || opt->batch % m->tp ? "zig-zag shards" : "whole-sequence shards");
     report_row("zero stage", "%d", opt->zero);
     report_row("recompute", "%d%s", opt->recompute, opt->keep_gathered ? ", gathered inputs kept" : "");
-    report_row("overlap", "%s:%d %s, %s on the wire", fo_mode_name(opt->overlap.mode), g->chunks,
+    char overlap[32];
+    report_row("overlap", "%s %s, %s on the wire", overlap_name(opt->overlap, overlap),
                opt->topology == FO_RING ? "ring" : "direct", opt->wire == FO_BF16 ? "bf16" : "fp32");
     if (opt->link.gbytes_s > 0.0) {
         report_row("link (emulated)", "%g GB/s, %g us", opt->link.gbytes_s, opt->link.us);
@@ -86,6 +87,11 @@ void run_print_evaluation(const Trainer* tr) {
     fflush(stdout);
 }
 
+// does auto choose? A forward pass alone goes as auto begins, by flash:1, and one rank has nothing to choose
+static int chooses(const Trainer* tr) {
+    return tr->opt->overlap.m == 0 && !tr->gpt.inference && fo_group_size(tr->world) > 1;
+}
+
 void run_print_start(const Trainer* tr) {
     const GPT* g = &tr->gpt;
     const TrainOptions* opt = tr->opt;
@@ -101,6 +107,7 @@ void run_print_start(const Trainer* tr) {
            opt->batch, opt->seq_len, opt->total_batch, tr->grad_accum);
     printf("weights here after %.2f s\n", tr->weights_s);
     if (tr->first_step) { printf("resuming at step %d\n", tr->first_step); }
+    if (chooses(tr)) { auto_print(g, &tr->chosen, tr->chosen_s); }
     fflush(stdout);
 }
 
@@ -560,7 +567,7 @@ static int open_data(Trainer* tr, GPTConfig c, char err[TRAIN_ERR]) {
 static int size_for_prompts(Trainer* tr, GPTConfig c, TrainOptions* sized, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
     // whole cuts of the mesh, for every chunk
-    const int P = opt->up * opt->tp, unit = P > 1 ? 2 * P * opt->overlap.m : 1;
+    const int P = opt->up * opt->tp, unit = P > 1 ? 2 * P * overlap_cut(opt->overlap) : 1;
     if (check_heads(opt, c, err) || open_prompts(tr, c, err)) { return -1; }
     const int each = (tr->prompts.n + opt->dp - 1) / opt->dp;
     sized->batch = opt->batch < each ? opt->batch : each;
@@ -634,6 +641,9 @@ void run_open(Trainer* tr) {
         fo_group_barrier(tr->world);
     }
     fo_device_pace(device, opt->pace);
+    const double measured = fo_now();
+    if (chooses(tr)) { tr->chosen = auto_choose(&tr->gpt, opt); }
+    tr->chosen_s = fo_now() - measured;
 }
 
 void run_close(Trainer* tr) {
@@ -720,5 +730,8 @@ int run_dry(const TrainOptions* opt, char err[TRAIN_ERR]) {
     }
     gpt_sizes(&g, c, opt, 0);
     dry_costs(&g, opt);
+    if (world > 1 && opt->overlap.m == 0) {
+        printf("overlap auto: these plans have m=1; a run takes 1, 2 or 4 for each operation\n");
+    }
     return dry_plans(&g, opt, text, sizeof text, err);
 }

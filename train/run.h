@@ -6,6 +6,7 @@
 #include "data/dataloader.h"
 #include "data/tokenizer.h"
 #include "flashoverlap/fo_trace.h"
+#include "train/auto.h"
 #include "train/checkpoint.h"
 #include "train/gpt.h"
 #include "train/hellaswag.h"
@@ -52,6 +53,8 @@ typedef struct {
     double tokens_per_s; // running mean, not bias corrected
     int nmeasured;
     double sum_ms;
+    AutoChoice chosen; // --overlap auto, in chosen_s seconds
+    double chosen_s;
     double weights_s;     // that it took to read or draw them
     double data_s;        // in which this rank waited for batches, in the steps of sum_ms
     Sent* sent;           // --comm-report: before the step that it is about

@@ -8,6 +8,7 @@
 #define TESTING
 #include "train_gpt.cu"
 #include "flashoverlap/sim/sim.h"
+#include "train/auto.h"
 #include "train/fit.h"
 #include "train/rng.h"
 
@@ -126,6 +127,7 @@ static Prediction predict(const SimHardware* h, GPTConfig c, const TrainOptions*
     FoGroup* alone =
         sim_world(device, 1, (SimColors){color_alone, alike_alone, NULL}); // who tells the timeline
     gpt_open(g, c, opt, world, device);
+    if (opt->overlap.m == 0) { auto_choose(g, opt); } // by what the simulated machine takes
     for (int d = 0; d < opt->dp; d++) { // as if the others had sent them; all replicas read the same
         memcpy(g->host_ids + (size_t)d * (size_t)N, ids, (size_t)N * sizeof(int));
     }
@@ -169,17 +171,12 @@ static double mfu_of(const SimHardware* h, GPTConfig c, const TrainOptions* opt,
     return flops * (double)opt->total_batch / seconds / ranks / (1e12 * h->peak_tflops);
 }
 
-static const char* mode_name(OverlapOption o, char buf[32]) {
-    (void)snprintf(buf, 32, o.mode == FO_NONE ? "%s" : "%s:%d", fo_mode_name(o.mode), o.m);
-    return buf;
-}
-
 // ---- one mesh, all modes ----------------------------------------------------------------------------------
 static void print_sites(const Prediction* p, const int* done) {
     char name[32];
     printf("\nexposed by operation, ms\n%-10s", "");
     for (int k = 0; k < NMODES; k++) {
-        if (done[k]) { printf(" %10s", mode_name(MODES[k], name)); }
+        if (done[k]) { printf(" %10s", overlap_name(MODES[k], name)); }
     }
     printf("\n");
     for (int i = 0; i <= NSITES; i++) {
@@ -217,8 +214,8 @@ static int plan_modes(const SimHardware* h, GPTConfig c, TrainOptions opt, char 
         if (!done[k]) { continue; }
         any = 1;
         p[k] = predict(h, c, &opt, NULL, err);
-        printf("%-10s %12.3f %12.3f %12.3f", mode_name(MODES[k], name), 1e3 * p[k].step_s, 1e3 * p[k].comm_s,
-               1e3 * p[k].exposed_s);
+        printf("%-10s %12.3f %12.3f %12.3f", overlap_name(MODES[k], name), 1e3 * p[k].step_s,
+               1e3 * p[k].comm_s, 1e3 * p[k].exposed_s);
         if (p[k].comm_s > 0.0) {
             printf(" %8.1f%%", 100.0 * (1.0 - p[k].exposed_s / p[k].comm_s));
         } else {
@@ -324,7 +321,7 @@ int run_plan(const TrainOptions* opt, char err[TRAIN_ERR]) {
     if (opt->trace[0]) {
         if (fo_trace_check(opt->trace, trace_why)) { return train_error(err, "--trace: %s", trace_why); }
         if (predict(&h, c, opt, opt->trace, err).failed) { return -1; }
-        printf("\ntimeline of a step under %s: %s\n", mode_name(opt->overlap, name), opt->trace);
+        printf("\ntimeline of a step under %s: %s\n", overlap_name(opt->overlap, name), opt->trace);
     }
     if (opt->world) { plan_meshes(&h, c, opt, opt->world, err); }
     return 0;

@@ -147,6 +147,57 @@ static void test_values(void) {
           fo_model_exposed_s(FO_NONE, 1, 1, 20.0, 40.0) == 0.0);
 }
 
+// plain and sliced plans never expose less than flash: so fo_model_chunks leaves them out
+static void test_flash_is_best(void) {
+    for (int P = 2; P <= MAX_P; P++) {
+        for (double shard_s = 0.01; shard_s < 100.0; shard_s *= 1.3) {
+            for (int m = 1; m <= FO_MAX_M; m++) {
+                const double flash = fo_model_exposed_s(FO_FLASH, m, P, shard_s, 10.0);
+                CHECK_AT("P=%d m=%d shard %g", P, m, shard_s);
+                CHECK(flash <= fo_model_exposed_s(FO_SLICE, m, P, shard_s, 10.0) + 1e-9);
+                CHECK(flash <= fo_model_exposed_s(FO_NONE, 1, P, shard_s, 10.0) + 1e-9);
+            }
+        }
+    }
+}
+
+static void choose(const char* what, FoMeasured x, int P, int most, int want_m, double want_s) {
+    double exposed = -1.0;
+    const int m = fo_model_chunks(&x, P, most, &exposed);
+    CHECK_AT("chunks, %s: m %d, %g s exposed, want %d, %g", what, m, exposed, want_m, want_s);
+    CHECK(m == want_m && fabs(exposed - want_s) < 1e-9);
+    CHECK(fo_model_chunks(&x, P, most, NULL) == want_m);
+}
+
+// latency, shard, W at m = 1, 2, 4, cover; P = 4 unless said otherwise
+static void test_chunks(void) {
+    choose("all is hidden", (FoMeasured){0.0, 3.0, {40, 40, 40}, 0.0}, 4, 4, 1, 0.0);
+    // messages of 12 beside chunks of 10: 6, 1, 0 exposed (as above)
+    choose("as many as hide it", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 4, 4, 0.0);
+    choose("at most 2", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 2, 2, 1.0);
+    choose("at most 3 is 2", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 3, 2, 1.0);
+    choose("at most 1", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 1, 1, 6.0);
+    choose("none is 1", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 0, 1, 6.0);
+    // W and exposed in all: 46; 40.8 + 0.3 = 41.1; 46 + 0
+    choose("small chunks cost", (FoMeasured){0.0, 12.0, {40, 40.8, 46}, 0.0}, 4, 4, 2, 0.3);
+    choose("small chunks cost too much", (FoMeasured){0.0, 12.0, {40, 46, 47}, 0.0}, 4, 4, 1, 6.0);
+    // the crossover: 43.6 + 0 against 46 * 0.99 = 45.54
+    choose("just enough", (FoMeasured){0.0, 12.0, {40, 45.5, 46}, 0.0}, 4, 4, 2, 0.0);
+    choose("faster small chunks are noise", (FoMeasured){0.0, 3.0, {40, 36, 30}, 0.0}, 4, 4, 1, 0.0);
+    // T = 60 beyond W = 40: 30, 25, 22.5 exposed
+    choose("more than can be hidden", (FoMeasured){0.0, 20.0, {40, 40, 40}, 0.0}, 4, 4, 4, 22.5);
+    // latencies of 3: T = 36, 45, 63
+    choose("latency, again and again", (FoMeasured){3.0, 12.0, {40, 40, 40}, 0.0}, 4, 4, 1, 6.0);
+    choose("nothing but latency", (FoMeasured){3.0, 3.0, {1, 1, 1}, 0.0}, 4, 4, 1, 8.25);
+    choose("nothing to hide under", (FoMeasured){0.0, 3.0, {0, 0, 0}, 0.0}, 4, 4, 1, 9.0);
+    // 0.3 of 1000 would be saved
+    choose("hardly any gain", (FoMeasured){0.0, 250.4, {1000, 1000, 1000}, 0.0}, 4, 4, 1, 1.2);
+    choose("covered", (FoMeasured){0.0, 12.0, {40, 40, 40}, 6.0}, 4, 4, 1, 0.0);
+    choose("half covered", (FoMeasured){0.0, 12.0, {40, 40, 40}, 5.0}, 4, 4, 2, 0.0);
+    choose("nothing of its own, covered", (FoMeasured){0.0, 3.0, {0, 0, 0}, 9.0}, 4, 4, 1, 0.0);
+    choose("one rank", (FoMeasured){3.0, 12.0, {40, 40, 40}, 0.0}, 1, 4, 1, 0.0);
+}
+
 // all-reduces of few bytes: figures that can be done by hand, and where one plan overtakes the other
 static void test_allreduce(void) {
     CHECK_AT("all-reduce");
@@ -170,6 +221,8 @@ static void test_allreduce(void) {
 int main(void) {
     test_allreduce();
     test_values();
+    test_flash_is_best();
+    test_chunks();
     for (int P = 2; P <= MAX_P; P++) {
         for (int kind = FO_ALLGATHER; kind <= FO_REDUCESCATTER; kind++) {
             for (int topology = FO_DIRECT; topology <= FO_RING; topology++) {

@@ -178,7 +178,9 @@ static const struct {
     {NULL, "--graph", AT(graph), 'i', 0, NULL, "1", 1},
 #endif
     {NULL, "--sp", AT(sp), 'i', 1, NULL, "0", 0},
-    {NULL, "--overlap", AT(overlap.m), 'i', 1, NULL, "slice:4", 4},
+    {NULL, "--overlap", AT(overlap.m), 'i', 0, NULL, "slice:4", 4},
+    {NULL, "--overlap", AT(overlap.m), 'i', 0, NULL, "flash", 1},
+    {NULL, "--overlap", AT(overlap.m), 'i', 0, NULL, "auto", 0},
     {NULL, "--overlap", AT(overlap.mode), 'i', FO_FLASH, NULL, "none", FO_NONE},
     {NULL, "--overlap", AT(overlap.mode), 'i', FO_FLASH, NULL, "slice:2", FO_SLICE},
     {"-pi", "--init", AT(init), 'i', FO_INIT_AUTO, NULL, "fs", FO_INIT_FS},
@@ -245,6 +247,14 @@ static void test_options_good(void) {
     CHECK(o.trace_steps.first == 3 && o.trace_steps.last == INT_MAX);
     CHECK(parse_line(&o, "--trace t --trace-steps 7-7", err) == 0 && o.trace_steps.first == 7);
     CHECK(parse_line(&o, "--trace t --trace-steps second", err) == 0 && o.trace_steps.last == 0);
+    CHECK_AT("--overlap's name");
+    for (int i = 0; i < 4; i++) {
+        static const char* const names[] = {"auto", "none", "slice:16", "flash:1"};
+        char buf[32];
+        (void)snprintf(line, sizeof line, "--overlap %s", names[i]);
+        CHECK(parse_line(&o, line, err) == 0 && strcmp(overlap_name(o.overlap, buf), names[i]) == 0);
+        CHECK(overlap_cut(o.overlap) == (i == 2 ? 16 : 1));
+    }
     CHECK_AT("several");
     CHECK(parse_line(&o, "-b 2 -t 64 --overlap=flash:3 --dry-run --prompt '' -x -1 -x1", err) == -1);
     CHECK(parse_line(&o, "-b 2 -t 64 --overlap=flash:3 --dry-run --prompt= -x -1", err) == 0);
@@ -312,6 +322,7 @@ static const char* const bad_lines[][3] = {
     {"--overlap flash:17", "--overlap 'flash:17'", "1 to 16"},
     {"--overlap flash:2x", "--overlap 'flash:2x'", "flash:M"},
     {"--overlap none:1", "--overlap 'none:1'", "none"},
+    {"--overlap auto:2", "--overlap 'auto:2'", "auto, none"},
     {"--overlap flashy", "--overlap 'flashy'", "flash"},
     {"--link 50", "--link '50'", "50,5"},
     {"--link 0,5", "--link '0,5'", "above 0"},

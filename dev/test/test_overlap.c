@@ -746,7 +746,7 @@ static void wrong_call(FoGroup* g, void* arg) {
 static void test_refusals(void) {
     static const char* says[] = {
         "G1: m=17: want 1 to 16",        "S1: a plan of the wrong kind",
-        "G1: a plan of the wrong kind",  "G1: N=11 rows are not a multiple of P*m=4",
+        "G1: a plan of the wrong kind",  "G1: N=11 rows are not a multiple of P=2",
         "S1: partial sums are not fp32",
     };
     for (int which = 0; which < 5; which++) {

@@ -14,7 +14,7 @@ SLOW = ["--link", "0.02,50", "--pace", "0.01"]
 
 def timed(*args, b=6, t=48, **how):
     args = list(args)
-    for flag, value in (("-x", 4), ("--tp", 3)):
+    for flag, value in (("-x", 4), ("--tp", 3), ("--overlap", "flash")):  # auto may choose another in each run
         if flag not in args:
             args += [flag, value]
     return Run(*data(), "-e", MODEL, "-v", 0, "-s", 0, "-b", b, "-t", t, *args, *SLOW, quick=False, **how)
