@@ -216,8 +216,12 @@ ptxas: deps-cuda ## registers, shared memory and spills of each kernel for sm_90
 	+@$(SUB) DEVICE=cuda run-ptxas
 run-ptxas:
 	@bash scripts/ptxas.sh '$(NVCC)' '$(CPPFLAGS) $(CUDA_CPPFLAGS)' $(wildcard flashoverlap/cuda/*.cu)
-bench: deps ## a training step of GPT-2 124M: tok/s, MFU, shares; and PyTorch's where it is installed
-	+@$(SUB) train_gpt benches && bash dev/bench/bench.sh $(B)
+bench: deps ## a training step of GPT-2 124M on one rank: tok/s, MFU, the share of each operation
+	+@$(SUB) benches && $(B)/dev/bench/bench_step
+bench-peers: deps ## the same step beside PyTorch's (ARGS="--python PATH" of another one) and, with LLMC=FOLDER, llm.c's: the ratio
+	+@$(SUB) train_gpt $(if $(LLMC),&& $(SUB) PRECISION=FP32 $(subst BF16,FP32,$(B))/train_gpt)
+	@dev/bench/peers/peers.py --device $(DEVICE) --program $(B)/train_gpt \
+	    $(if $(LLMC),--llmc '$(LLMC)' --program-fp32 $(subst BF16,FP32,$(B))/train_gpt) $(ARGS)
 bench-overlap: deps ## exposed communication under none, slice and flash: of a layer, of whole steps
 	+@$(SUB) benches && $(B)/dev/bench/bench_overlap && $(B)/dev/bench/bench_mesh
 
@@ -232,6 +236,6 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: all fuzz run-fuzz train_gpt tests benches deps quickstart test run-tests run-tests-fp32 asan tsan run-san bench bench-overlap
+.PHONY: all fuzz run-fuzz train_gpt tests benches deps quickstart test run-tests run-tests-fp32 asan tsan run-san bench bench-peers bench-overlap
 .PHONY: format format-check clean help deps-cuda cuda api emu run-emu run-emu-check ptxas run-ptxas
 .SECONDARY:

@@ -3,7 +3,7 @@
  *   bench_step [MODEL [B [T [STEPS]]]]     default d12 4 1024 3, random tokens; the first step (warm-up) is
  *   left out
  *
- * Its last lines are read by bench.sh. The step is train_gpt.cu's own.
+ * The step is train_gpt.cu's own; dev/bench/peers times it beside other programs'.
  */
 #define TESTING
 #include "train_gpt.cu"

@@ -143,7 +143,17 @@ def test_timeline():
         check({"F1", "F4", "B6"} <= {s[2] for s in rows["comm tp"]}, f"{mode}: names {rows.keys()}")
         start, end = plot_timeline.window_of(rows, "F4", 2.0, length)
         first = min(s[0] for spans in rows.values() for s in spans if s[2] == "F4")
-        check(near(start, first - 0.1, 0, 1e-9) and near(end, first + 2, 0, 1e-9), f"{mode}: the first F4: {start} {end}")
+        check(near(start, first, 0, 1e-9) and near(end, first + 2, 0, 1e-9), f"{mode}: the first F4: {start} {end}")
+    compute = [(0, 1, "F1", "exposed"), (1, 2, "F1", "compute"), (3, 0.01, "layernorm_forward", "compute"),
+               (3.01, 1, "F4", "compute"), (4.01, 1, "F4", "compute"), (5.01, 1, "F4", "exposed"), (6.01, 1, "F1", "exposed"),
+               (9, 1, "F1", "exposed")]
+    runs = [(a, b, name) for a, b, name, _ in plot_timeline.runs_of(compute)]
+    check(runs == [(0, 1, "F1"), (1, 3, "F1"), (3.01, 5.01, "F4"), (5.01, 6.01, "F4"), (6.01, 7.01, "F1"), (9, 10, "F1")],
+          f"named: {runs}")
+    waits = plot_timeline.waits_of(compute)
+    check(waits == [[0, 1], [5.01, 7.01], [9, 10]], f"waits that follow each other are one: {waits}")
+    check(plot_timeline.next_time({"compute": compute}, "F1") == 6.01, "the next layer")
+    check(plot_timeline.next_time({"compute": compute}, "F4") is None, "none")
     refuses("no such operation", plot_timeline.window_of, rows, "F9", 2.0, length)
     refuses("no step of rank 3", plot_timeline.read, f"{tmp}/t.json", 3, None)
     refuses("no step 7", plot_timeline.read, f"{tmp}/t.json", 0, 7)

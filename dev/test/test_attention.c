@@ -620,6 +620,7 @@ static void test_decodes(FoDevice* d, FoStream* s) {
     test_decode(d, s, (FoLayout){4, 64, 4, 1}, 70, 2, 16, 1.0f);
     test_decode(d, s, (FoLayout){4, 30, 2, 0}, 33, 1, 32, 1.0f);
     test_decode(d, s, (FoLayout){2, 90, 1, 0}, 100, 1, 64, 12.0f);
+    test_decode(d, s, (FoLayout){1, 250, 1, 0}, 300, 6, 8, 4.0f); // cuda takes 256 keys at a time
 #if FO_OPENMP
     FoDevice* other = fo_device_open(0, 1);
     other->nthreads = 3;
