@@ -123,6 +123,7 @@ ADDRESS = "an address that is not used"
 HARMLESS = [
     ("attention.cu", "<= pos + 1 in: for", EMPTY),
     ("attention.cu", "<= ngroups in: for (int k", "sums of a group that is not among those added"),
+    ("attention.cu", "<= n in: for (int k = i / WARP", "a score that nobody reads"),
     ("attention.cuh", "<= end in: Span s", "the difference is 0 there"),
     ("attention.cuh", "<= s.t0 + s.nt in: for", SLOW),
     ("attention_kernels.cu", "< 0 in: if", NONE),
