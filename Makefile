@@ -34,7 +34,7 @@ TESTS   := $(patsubst %.c,$(B)/%,$(filter-out $(NO_MPI) $(NO_CUDA) $(NO_TCP),$(w
            $(patsubst %.cu,$(B)/%,$(filter-out $(NO_EMU),$(wildcard test_*.cu dev/test/test_*.cu $(if $(filter emu,$(DEVICE)),dev/emu/test/test_*.cu))))
 SCRIPTS := $(filter-out dev/test/run.sh dev/test/program.py dev/test/cuda_test.py,$(wildcard dev/test/*.sh dev/test/*.py))
 # all but one look into the cpu device, or want its emulated speeds
-BENCHES := $(patsubst %.c,$(B)/%,$(if $(filter cpu,$(DEVICE)),predict_layer.c $(wildcard dev/bench/*.c),dev/bench/bench_kernels.c))
+BENCHES := $(patsubst %.c,$(B)/%,$(if $(filter cpu,$(DEVICE)),predict_layer.c $(wildcard dev/bench/bench_*.c),dev/bench/bench_kernels.c))
 
 ifeq ($(MPI),1)
 MPIFLAGS := $(filter-out -pthread,$(shell $(MPICC) --showme:compile))
@@ -145,8 +145,12 @@ $(B)/sim.o: $(SIM)
 	@if nm -u $@ | grep -E ' fo_' | grep -vE ' fo_(die|quit)'; then echo 'not defined by the simulated device'; rm $@; false; fi
 	@objcopy --keep-global-symbol=run_plan $@
 $(B)/train_gpt: $(B)/sim.o
+# what benches share
+SHARED := dev/bench/bench.c dev/bench/layer.c
+$(B)/dev/bench/bench_overlap: $(SHARED:%=$(B)/%.o)
+$(B)/dev/bench/bench_mesh: $(B)/dev/bench/bench.c.o
 # the bench's layers on the simulated device: the same object with another main
-$(B)/sim_layer.o: $(filter $(B)/sim/flashoverlap/%,$(SIM)) $(B)/sim/dev/sim/predict_layer.c.o
+$(B)/sim_layer.o: $(filter $(B)/sim/flashoverlap/%,$(SIM)) $(SHARED:%=$(B)/sim/%.o) $(B)/sim/dev/sim/predict_layer.c.o
 	@$(LD) -r -o $@ $^
 	@objcopy --keep-global-symbol=main $@
 $(B)/predict_layer: $(B)/sim_layer.o $(B)/lib.a

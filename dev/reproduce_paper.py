@@ -8,7 +8,6 @@ import datetime
 import json
 import os
 import platform
-import statistics
 import sys
 
 # arXiv 2604.24013: d_model 4096, TP 4, forward passes, means of 10 runs; the accelerator is not named
@@ -27,14 +26,14 @@ class Table:
 
     def __init__(self, folder, name):
         with open(os.path.join(folder, name + ".json"), encoding="utf-8") as f:
-            self.t = json.load(f)[0]
+            self.t = json.load(f)["tables"][0]
         self.modes = {m["mode"]: m for m in self.t["modes"]}
 
     def layer(self, mode):
-        return statistics.median(self.modes[mode]["layer_ms"])
+        return self.modes[mode]["total_ms"]
 
     def exposed(self, mode):
-        return statistics.median(self.modes[mode]["exposed_ms"])
+        return self.modes[mode]["exposed_ms"]
 
     def gain(self, mode):
         """% by which the layer is faster than without overlap."""
@@ -45,11 +44,8 @@ class Table:
         return 100 * (1 - self.exposed(mode) / self.exposed("none"))
 
     def spread(self, mode):
-        """p25 to p75 of the gain, round by round."""
-        pairs = zip(self.modes[mode]["layer_ms"], self.modes["none"]["layer_ms"])
-        gains = sorted(100 * (1 - a / b) for a, b in pairs)
-        n = len(gains) - 1
-        return gains[round(0.25 * n)], gains[round(0.75 * n)]
+        """The gain with the layer at its p75 and p25, against the median without overlap."""
+        return tuple(100 * (1 - self.modes[mode][f"total_{p}"] / self.layer("none")) for p in ("p75", "p25"))
 
 
 def percent(x):
@@ -61,7 +57,7 @@ def gains(table, mode):
     if table is None or mode not in table.modes:
         return "-"
     text = f"{-table.gain(mode):+.1f} %; {table.hidden(mode):.1f} %"
-    if len(table.modes[mode]["layer_ms"]) > 1:
+    if table.t["rounds"] > 1:
         text += " ({:.1f} to {:.1f})".format(*table.spread(mode))
     return text
 
@@ -76,14 +72,14 @@ def full(table):
     lines = [[mode, f"{table.layer(mode):.2f}", "{:+.1f} % ({:.1f} to {:.1f})".format(-table.gain(mode), *table.spread(mode)),
               f"{table.exposed(mode):.2f}", percent(table.hidden(mode)), f"{table.modes[mode]['predicted_ms']:.2f}"]
              for mode in table.modes]
-    return rows(["schedule", "layer ms", "against none (p25 to p75 of the gain)", "exposed ms", "hidden", "closed form ms"], lines)
+    return rows(["schedule", "layer ms", "against none (quartiles)", "exposed ms", "hidden", "closed form ms"], lines)
 
 
 def told(table):
     t = table.t
-    return (f"P={t['P']}, {t['N']} tokens, {t['C']} channels; computation W {t['W_ms']:.1f} ms, communication T {t['T_ms']:.1f} ms, "
-            f"T/W {t['T_ms'] / t['W_ms']:.3f}; {len(t['modes'][0]['layer_ms'])} rounds, other processes kept {max(t['foreign_cores'], 0):.2f} "
-            "cores busy")
+    return (f"P={t['ranks']}, {t['rows']} tokens, {t['width']} channels; computation W {t['compute_ms']:.1f} ms, communication T "
+            f"{t['comm_ms']:.1f} ms, T/W {t['comm_ms'] / t['compute_ms']:.3f}; {t['rounds']} rounds, other processes kept "
+            f"{t['foreign_cores']:.2f} cores busy")
 
 
 def draw(path, title, groups, bars, note):
@@ -173,8 +169,8 @@ Written by `dev/reproduce_paper.sh{quick}` on {date}: {machine}. The paper is ar
 - *Predicted* at the paper's own shapes: the same layer, queued on a simulated device ([prediction.md](prediction.md)). Rate and
   link of [its machine](../dev/sim/hardware/ascend.txt) come from one row, vanilla of Table 1; all else follows.
 
-Cells: time of the layer against no overlap; share of the exposed communication that is hidden; in brackets the gain's spread,
-p25 to p75 of {rounds} rounds in which the schedules take turns.
+Cells: time of the layer against no overlap; share of the exposed communication that is hidden; in brackets the gain
+of the layer's quartiles, of {rounds} rounds in which the schedules take turns.
 
 ## Table 1: the MLP layer
 
@@ -282,7 +278,7 @@ def main():
     text = TEXT.format(
         quick="" if get("predicted_mlp_1024") else " --quick", date=datetime.date.today(),
         machine=f"{os.cpu_count()} cores of {cpu}, {platform.system()} {platform.release()}",
-        rounds=len(get("mlp_4").modes["none"]["layer_ms"]), table1=text1, network=network,
+        rounds=get("mlp_4").t["rounds"], table1=text1, network=network,
         told="".join(f"- {kind}: {told(get(name))}.\n" for name, kind in names.items() if get(name)),
         unpaced=full(get("mlp_unpaced")), table3=table3(get), table4=table4(get), weak=full(get("attention_weak")),
         mlp_backward=full(get("mlp_backward")), attention_backward=full(get("attention_backward")),

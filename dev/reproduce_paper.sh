@@ -46,8 +46,8 @@ layer() { local name=$1; shift; measure "$name" "$bench/bench_overlap" --rounds 
 for P in 2 4 8; do layer "mlp_$P" --op mlp --ranks $P --modes $all --ratio 0.558; done
 layer mlp_unpaced --op mlp --ranks 2 --unpaced --modes $all --ratio 0.558
 # Table 4: attention weighs as much beside the projection as there: T/W 0.25 and 0.35
-layer attention_4096 --op attention --gemm-ms 5 --tokens 9728 --ratio 0.2516 --modes none,slice:4,row:1,flash:1,flash:2
-((quick)) || layer attention_8192 --op attention --gemm-ms 5 --tokens 14464 --ratio 0.348 \
+layer attention_4096 --op attention --gemm-ms 5 --rows 9728 --ratio 0.2516 --modes none,slice:4,row:1,flash:1,flash:2
+((quick)) || layer attention_8192 --op attention --gemm-ms 5 --rows 14464 --ratio 0.348 \
     --modes none,slice:4,row:1,flash:1,flash:2
 layer attention_weak --op attention --modes none,slice:4,slice:8,row:1,row:2,flash:1,flash:2
 # ours: backward passes, and where communication outweighs computation
@@ -62,8 +62,8 @@ for hosts in "2 0.776" "4 1.165"; do
     ((quick && P == 4)) && continue
     export FO_CLUSTER=paper
     if dev/cluster.sh up "$P" --gbit "$gbit" >"$results/cluster.txt" 2>&1; then
-        measure "network_$P" dev/cluster.sh run "$bench/bench_overlap" --rounds "$rounds" --op mlp --tokens 2048 \
-            --channels 512 --modes $all
+        measure "network_$P" dev/cluster.sh run "$bench/bench_overlap" --rounds "$rounds" --op mlp --rows 2048 \
+            --width 512 --link real --ratio 0.558 --modes $all
         dev/cluster.sh down
     else
         n=$((n + 1)); echo "[$n/$steps] no hosts: $(tail -n 1 "$results/cluster.txt")"

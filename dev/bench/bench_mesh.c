@@ -1,28 +1,23 @@
-/* bench_mesh.c -- whole training steps over an emulated link, under none, slice and flash: what every
+/* bench_mesh.c -- whole training steps over an emulated link, under one mode after another: what every
  * collective of doc/overlap.md's table leaves exposed, and how far a step is from one whose communication
  * is free.
  *
- *   bench_mesh [MESH ...] [--rounds N] [--pace TFLOPS] [--link GBPS,US] [--model SIZES] [--check]
- *   MESH: tp4 up4 dp4 tp2up2 dp2tp2 (the default: all five). --check: exit status 1 if a demand does not hold
+ *   bench_mesh [MESH ...] [--modes LIST] [--rounds N] [--pace TFLOPS] [--link GBPS,US] [--model SIZES]
+ *              [--json FILE] [--check]
+ *   MESH: tp4 up4 dp4 tp2up2 dp2tp2 (the default: all five). LIST: of none, slice:M, flash:M, ring:M and free
+ *   (flash:2 on a link that costs nothing). --check: exit status 1 if a demand does not hold, 3 if the
+ *   machine is too noisy to tell
  *
  * The step is train_gpt.cu's own. Ranks are threads and paced: each GEMM and attention lasts as long as it
  * would at `pace`. Modes take turns in rounds; figures are medians over rounds of the mean over ranks.
  */
 #define TESTING
 #include "train_gpt.cu"
+#include "dev/bench/bench.h"
 #include "flashoverlap/fo_model.h"
 #include "train/rng.h"
 
-enum { MAX_ROUNDS = 32, NMODES = 4, WARM = 1, STEPS = 2, NROWS = NSITES + 1 };
-
-static const struct {
-    const char* name;
-    OverlapOption overlap;
-    int free; // the link costs nothing
-} MODES[NMODES] = {{"none", {FO_NONE, 1}, 0},
-                   {"slice:4", {FO_SLICE, 4}, 0},
-                   {"flash:2", {FO_FLASH, 2}, 0},
-                   {"free link", {FO_FLASH, 2}, 1}};
+enum { MAX_ROUNDS = 32, WARM = 1, STEPS = 2, NROWS = NSITES + 1, NMODES = BENCH_MAX_MODES };
 
 static const struct {
     const char* name;
@@ -34,10 +29,13 @@ typedef struct {
     TrainOptions opt;
     GPTConfig config;
     LinkOption link;
-    int rounds, round, mode;
+    BenchMode modes[NMODES];
+    int nmodes, rounds, round, mode;
+    double foreign_cores;
+    char device[160];
     // ms a step: mean over ranks
     double step[NMODES][MAX_ROUNDS], exposed[NMODES][NROWS][MAX_ROUNDS], comm[NROWS];
-    double predicted[NROWS]; // of flash
+    double predicted[NMODES][NROWS];
     double ranks_step[FO_MAX_RANKS], ranks_exposed[FO_MAX_RANKS][NROWS];
 } Bench;
 
@@ -58,7 +56,7 @@ static double hiding_flops(const GPT* g, int site) {
     case H2:
     case H2_NEXT: return 2.0 * head;
     case H3: return 2.0 * head;
-    case B1: return 2.0 * fc;
+    case B1: return fc;
     case B2: return fc;
     case B3: return 2.0 * fc;
     case B4: return g->mesh.up == 1 && !g->layout.zigzag ? proj + 2.5 * attention : proj;
@@ -78,20 +76,32 @@ static double hiding_flops(const GPT* g, int site) {
     }
 }
 
-// calls: of each operation in a step
+// seconds that a call leaves exposed; whole: it is not cut, slices or not
+static double exposed_s(const BenchMode* mode, int site, int m, int P, double shard_s, double compute_s) {
+    const int whole = site == NSITES || gpt_sites[site].whole || site == B2 || site == B5;
+    if (mode->mode != FO_SLICE || whole) {
+        return fo_model_exposed_s(mode->mode == FO_NONE ? FO_NONE : FO_FLASH, m, P, shard_s, compute_s);
+    }
+    if (site != B3 && site != B6) { return fo_model_exposed_s(FO_SLICE, m, P, shard_s, compute_s); }
+    // half of the work follows the last slice, and covers it
+    const double left = fo_model_exposed_s(FO_SLICE, m, P, shard_s, 0.5 * compute_s) - 0.5 * compute_s;
+    return left > 0.0 ? left : 0.0;
+}
+
+// of the mode at hand; calls: of each operation in a step
 static void predict(Bench* x, const GPT* g, const double calls[NROWS]) {
     for (int i = 0; i < NROWS; i++) {
         const int P = i < NSITES ? gpt_site_ranks(g, i) : g->mesh.rp,
                   m = i < NSITES ? gpt_site_chunks(g, i) : 1;
+        const double comm_s = 1e-3 * x->comm[i];
         if (P < 2 || calls[i] <= 0.0) { continue; }
-        double shard_s = 1e-3 * x->comm[i] / calls[i] / (P - 1),
-               flops = i < NSITES ? hiding_flops(g, i) : 0.0;
+        double shard_s = comm_s / calls[i] / (P - 1), flops = i < NSITES ? hiding_flops(g, i) : 0.0;
         if (i == NSITES) { // D3 has the whole forward pass, of which a call has its share
             flops =
                 2.0 * (double)g->Nt * 12.0 * g->config.L * g->config.C * g->config.C / g->mesh.tp / calls[i];
         }
-        x->predicted[i] =
-            1e3 * calls[i] * fo_model_exposed_s(FO_FLASH, m, P, shard_s, flops / (x->opt.pace * 1e12));
+        x->predicted[x->mode][i] =
+            1e3 * calls[i] * exposed_s(&x->modes[x->mode], i, m, P, shard_s, flops / (x->opt.pace * 1e12));
     }
 }
 
@@ -113,7 +123,8 @@ static void body(FoGroup* world, void* arg) {
     int* ids = (int*)malloc((size_t)(B * T) * sizeof(int));
     fo_require(g && ids, "out of memory");
     FoDevice* device = fo_device_open(rank, P);
-    LinkOption free_link = {1e6, 0.0}, link = MODES[x->mode].free ? free_link : x->link;
+    const BenchMode* mode = &x->modes[x->mode];
+    LinkOption free_link = {1e6, 0.0}, link = mode->free ? free_link : x->link;
     fo_group_link(world, link.gbytes_s, link.us);
     gpt_open(g, x->config, &x->opt, world, device);
     fo_device_pace(device, x->opt.pace);
@@ -140,175 +151,355 @@ static void body(FoGroup* world, void* arg) {
     gpt_await_weights(g); // the last step's, which another step would hide
     for (int k = 0; k < NROWS; k++) {
         x->ranks_exposed[rank][k] = (g->exposed_ms[k] - before_ms[k]) / STEPS;
-        if (rank == 0 && x->mode == 0) { x->comm[k] = (g->comm_ms[k] - before_comm[k]) / STEPS; }
+        if (rank == 0 && mode->mode == FO_NONE) { x->comm[k] = (g->comm_ms[k] - before_comm[k]) / STEPS; }
         const FoOverlap* o = k < NSITES ? g->o[k] : g->d3[1];
         // an update's weights and rows first travel in the step after it
         const int nsteps = WARM + STEPS - (k == NSITES || k == D3_ROWS);
         if (o->plan.nexchanges) { calls[k] = (double)g->sent[k].nmessages / (nsteps * o->plan.nexchanges); }
     }
     fo_group_barrier(world);
-    if (rank == 0 && MODES[x->mode].overlap.mode == FO_FLASH && !MODES[x->mode].free) {
-        predict(x, g, calls);
-    }
+    if (rank == 0 && !mode->free) { predict(x, g, calls); }
+    if (rank == 0) { (void)snprintf(x->device, sizeof x->device, "%s", fo_device_name(device)); }
     free(ids);
     gpt_close(g);
     fo_device_close(device);
     free(g);
 }
 
-static int by_value(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double* values, int n) {
-    double sorted[MAX_ROUNDS];
-    memcpy(sorted, values, (size_t)n * sizeof *sorted);
-    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
-    return n % 2 ? sorted[n / 2] : 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]);
-}
-
-// what is demanded of a mesh, and whether it holds; returns how many do not
-static int judge(const char* mesh, const char* what, double is, double most) {
-    printf("%-4s %s %s: %.1f %%, at most %.0f %%\n", is <= most ? "ok" : "NOT", mesh, what, is, most);
-    return is > most;
-}
-
+// ---- report -----------------------------------------------------------------------------------------------
 typedef struct {
-    double ms[NMODES], comm, predicted;
+    const char* op;
+    BenchSpread ms[NMODES];
+    double comm, predicted[NMODES];
 } Row;
 
-// two plans of one name are one row
+static const char* row_name(int i) {
+    return i < NSITES ? gpt_sites[i].name : "D3";
+}
+
+// of the operations named op: two plans of one name are one row; op NULL: of all
 static Row row_of(const Bench* x, const char* op) {
-    Row row = {{0.0}, 0.0, 0.0};
-    for (int k = 0; k < NROWS; k++) {
-        if (strcmp(k < NSITES ? gpt_sites[k].name : "D3", op) != 0) { continue; }
-        for (int m = 0; m < NMODES; m++) {
-            row.ms[m] += median(x->exposed[m][k], x->rounds);
+    Row row;
+    memset(&row, 0, sizeof row);
+    row.op = op;
+    for (int m = 0; m < x->nmodes; m++) {
+        double ms[MAX_ROUNDS] = {0.0};
+        for (int k = 0; k < NROWS; k++) {
+            if (op && strcmp(row_name(k), op) != 0) { continue; }
+            for (int round = 0; round < x->rounds; round++) {
+                ms[round] += x->exposed[m][k][round];
+            }
+            row.predicted[m] += x->predicted[m][k];
+            row.comm += m == 0 ? x->comm[k] : 0.0;
         }
-        row.comm += x->comm[k], row.predicted += x->predicted[k];
+        row.ms[m] = bench_spread(ms, x->rounds);
     }
     return row;
 }
 
-// returns how many demands do not hold
-static int print_mesh(const Bench* x, const char* name) {
-    double ms[NMODES], total[NMODES] = {0}, hidden[NMODES] = {0};
-    printf("\n## %s: dp %d * up %d * tp %d, B=%d a dp rank, T=%d\n", name, x->opt.dp, x->opt.up, x->opt.tp,
-           x->opt.batch, x->opt.seq_len);
-    printf("%-9s %9s %10s %10s %10s %10s %12s %11s\n", "operation", "comm ms", "none ms", "slice:4 ms",
-           "flash:2 ms", "free ms", "predicted ms", "flash/none");
-    for (int i = 0; i < NROWS; i++) {
-        const char* op = i < NSITES ? gpt_sites[i].name : "D3";
-        int before = 0; // has its row been printed?
-        for (int k = 0; k < i; k++) {
-            before |= strcmp(gpt_sites[k].name, op) == 0;
-        }
-        const Row row = row_of(x, op);
-        if (before || row.comm <= 0.0) { continue; }
-        for (int m = 0; m < NMODES; m++) {
-            total[m] += row.ms[m];
-            hidden[m] += row.predicted == 0.0 ? row.ms[m] : 0.0;
-        }
-        printf("%-9s %9.2f %10.2f %10.2f %10.2f %10.2f %12.2f %10.1f%%\n", op, row.comm, row.ms[0], row.ms[1],
-               row.ms[2], row.ms[3], row.predicted,
-               100.0 * (row.ms[2] - row.ms[3]) / (row.ms[0] - row.ms[3]));
-    }
-    printf("%-9s %9s %10.2f %10.2f %10.2f %10.2f\n", "all", "", total[0], total[1], total[2], total[3]);
-    for (int m = 0; m < NMODES; m++) {
-        ms[m] = median(x->step[m], x->rounds);
-    }
-    printf("step ms: none %.1f, slice:4 %.1f, flash:2 %.1f, free link %.1f; over free: %+.1f %%, %+.1f %%, "
-           "%+.1f %%; flash against none %+.1f %%\n",
-           ms[0], ms[1], ms[2], ms[3], 100.0 * (ms[0] / ms[3] - 1.0), 100.0 * (ms[1] / ms[3] - 1.0),
-           100.0 * (ms[2] / ms[3] - 1.0), 100.0 * (ms[2] / ms[0] - 1.0));
-    int failed = judge(name, "flash's exposed of none's, operations that the model says can be hidden",
-                       100.0 * (hidden[2] - hidden[3]) / (hidden[0] - hidden[3]), 10.0);
-    failed += judge(name, "flash's step of a step with free communication", 100.0 * ms[2] / ms[3], 105.0);
-    fflush(stdout);
-    return failed;
+static int find(const Bench* x, const char* mode) {
+    return bench_find(x->modes, x->nmodes, mode);
 }
 
-static int run_mesh(Bench* x, int mesh) {
+// percent of none's exposed that a mode hides; what ranks wait for on a free link, each other, is in neither
+static double hidden_percent(const Bench* x, const Row* row, int mode) {
+    const int none = find(x, "none"), free_link = find(x, "free");
+    const double base = free_link < 0 ? 0.0 : row->ms[free_link].median;
+    if (none < 0 || x->modes[mode].free) { return NAN; }
+    return 100.0 * (1.0 - (row->ms[mode].median - base) / (row->ms[none].median - base));
+}
+
+// all rows that have something to say; returns how many
+static int rows_of(const Bench* x, Row rows[NROWS]) {
+    int n = 0;
+    for (int i = 0; i < NROWS; i++) {
+        int before = 0; // has it a row?
+        for (int k = 0; k < i; k++) {
+            before |= strcmp(row_name(k), row_name(i)) == 0;
+        }
+        if (before) { continue; }
+        rows[n] = row_of(x, row_name(i));
+        n += rows[n].comm > 0.0;
+    }
+    return n;
+}
+
+static void print_row(const Bench* x, const Row* row) {
+    printf("%-9s %9.2f", row->op ? row->op : "all", row->comm);
+    for (int m = 0; m < x->nmodes; m++) {
+        const BenchSpread* s = &row->ms[m];
+        printf(" | %8.2f %7.2f..%-7.2f", s->median, s->p25, s->p75);
+        if (!x->modes[m].free) { printf(" %6.1f%% %8.2f", hidden_percent(x, row, m), row->predicted[m]); }
+    }
+    printf("\n");
+}
+
+// the row that is farthest from the model, of a mode
+static void print_worst(const Bench* x, const Row rows[], int n, int mode) {
+    const int free_link = find(x, "free");
+    double worst = -1.0;
+    const Row* of = NULL;
+    for (int i = 0; i < n; i++) {
+        const double base = free_link < 0 ? 0.0 : rows[i].ms[free_link].median;
+        const double off = fabs(rows[i].ms[mode].median - base - rows[i].predicted[mode]);
+        if (off > worst) { worst = off, of = &rows[i]; }
+    }
+    if (!of) { return; }
+    printf("# %s: farthest from the model is %s, by %.2f ms, %.1f %% of what its collectives take\n",
+           x->modes[mode].name, of->op, worst, 100.0 * worst / of->comm);
+}
+
+static void print_steps(const Bench* x) {
+    const int none = find(x, "none"), free_link = find(x, "free");
+    printf("%-9s %9s %18s %9s %10s\n", "mode", "step ms", "p25..p75", "vs none", "over free");
+    for (int m = 0; m < x->nmodes; m++) {
+        const BenchSpread s = bench_spread(x->step[m], x->rounds);
+        printf("%-9s %9.1f %8.1f..%-8.1f", x->modes[m].name, s.median, s.p25, s.p75);
+        const int others[] = {none, free_link};
+        for (int i = 0; i < 2; i++) {
+            const double of = others[i] < 0 ? NAN : bench_quantile(x->step[others[i]], x->rounds, 0.5);
+            printf(" %+8.1f%%", 100.0 * (s.median / of - 1.0));
+        }
+        printf("\n");
+    }
+}
+
+// a demand, and whether it holds; returns how many do not
+static int demand(const char* mesh, const char* what, double is, double most) {
+    printf("%-4s %s %s: %.1f %%, at most %.0f %%\n", is <= most ? "ok" : "NOT", mesh, what, is, most);
+    return !(is <= most);
+}
+
+// what is demanded of flash:2; 0, 1, or BENCH_NOISY
+static int judge(const Bench* x, const char* name, const Row rows[], int n) {
+    const int none = find(x, "none"), flash = find(x, "flash:2"), free_link = find(x, "free");
+    if (none < 0 || flash < 0 || free_link < 0) { return 0; }
+    double hidden[NMODES] = {0.0}, spread = 0.0;
+    for (int i = 0; i < n; i++) {
+        for (int m = 0; m < x->nmodes; m++) {
+            hidden[m] += rows[i].predicted[flash] == 0.0 ? rows[i].ms[m].median : 0.0;
+        }
+    }
+    int failed =
+        demand(name, "flash:2's exposed of none's, operations that the model says can be hidden",
+               100.0 * (hidden[flash] - hidden[free_link]) / (hidden[none] - hidden[free_link]), 10.0);
+    failed += demand(name, "flash:2's step of a step with free communication",
+                     100.0 * bench_quantile(x->step[flash], x->rounds, 0.5) /
+                         bench_quantile(x->step[free_link], x->rounds, 0.5),
+                     105.0);
+    const int judged[] = {none, flash, free_link};
+    for (int i = 0; i < 3; i++) {
+        const BenchSpread s = bench_spread(x->step[judged[i]], x->rounds);
+        spread = (s.p75 - s.p25) / s.median > spread ? (s.p75 - s.p25) / s.median : spread;
+    }
+    return bench_noisy(name, spread, x->foreign_cores, failed) ? BENCH_NOISY : failed > 0;
+}
+
+static void print_mesh(const Bench* x, const char* name, const Row rows[], int n) {
+    printf("\n## %s: dp %d * up %d * tp %d, B=%d a dp rank, T=%d; foreign %.2f cores\n", name, x->opt.dp,
+           x->opt.up, x->opt.tp, x->opt.batch, x->opt.seq_len, x->foreign_cores);
+    printf("%-9s %9s", "", "");
+    for (int m = 0; m < x->nmodes; m++) {
+        printf(x->modes[m].free ? " | %-25s" : " | %-42s", x->modes[m].name);
+    }
+    printf("\n%-9s %9s", "operation", "comm");
+    for (int m = 0; m < x->nmodes; m++) {
+        printf(" | %8s %16s", "exposed", "p25..p75");
+        if (!x->modes[m].free) { printf(" %7s %8s", "hidden", "model"); }
+    }
+    printf("\n");
+    for (int i = 0; i < n; i++) {
+        print_row(x, &rows[i]);
+    }
+    const Row all = row_of(x, NULL);
+    print_row(x, &all);
+    for (int m = 0; m < x->nmodes; m++) {
+        if (!x->modes[m].free) { print_worst(x, rows, n, m); }
+    }
+    print_steps(x);
+}
+
+static void json_modes(BenchJson* j, const Bench* x, const Row* row) {
+    const int none = find(x, "none");
+    bench_json_begin(j, "modes", '[');
+    for (int m = 0; m < x->nmodes; m++) {
+        bench_json_begin(j, NULL, '{');
+        bench_json_text(j, "mode", x->modes[m].name);
+        if (!row->op) {
+            const BenchSpread s = bench_spread(x->step[m], x->rounds);
+            const double of = none < 0 ? NAN : bench_quantile(x->step[none], x->rounds, 0.5);
+            bench_json_spread(j, "total", s);
+            bench_json_number(j, "vs_none_percent", 100.0 * (s.median / of - 1.0));
+        }
+        bench_json_spread(j, "exposed", row->ms[m]);
+        bench_json_number(j, "hidden_percent", hidden_percent(x, row, m));
+        bench_json_number(j, "predicted_ms", x->modes[m].free ? NAN : row->predicted[m]);
+        bench_json_end(j, '}');
+    }
+    bench_json_end(j, ']');
+}
+
+static void json_mesh(BenchJson* j, const Bench* x, const char* name, const Row rows[], int n) {
+    const Row all = row_of(x, NULL);
+    const int free_link = find(x, "free");
+    bench_json_begin(j, NULL, '{');
+    bench_json_text(j, "name", name);
+    bench_json_text(j, "op", "step");
+    bench_json_number(j, "ranks", x->opt.dp * x->opt.up * x->opt.tp);
+    bench_json_number(j, "rows", x->opt.dp * x->opt.batch * x->opt.seq_len);
+    bench_json_number(j, "width", x->config.C);
+    bench_json_number(j, "layers", x->config.L);
+    bench_json_text(j, "link", "emulated");
+    bench_json_number(j, "link_gbytes_s", x->link.gbytes_s);
+    bench_json_number(j, "link_us", x->link.us);
+    bench_json_number(j, "comm_ms", all.comm);
+    // what a step takes on a free link: its compute, and what ranks wait for each other
+    bench_json_number(j, "compute_ms",
+                      free_link < 0 ? NAN : bench_quantile(x->step[free_link], x->rounds, 0.5));
+    bench_json_number(j, "paced", 1);
+    bench_json_number(j, "pace_tflops", x->opt.pace);
+    bench_json_number(j, "rounds", x->rounds);
+    bench_json_number(j, "foreign_cores", x->foreign_cores);
+    json_modes(j, x, &all);
+    bench_json_begin(j, "operations", '[');
+    for (int i = 0; i < n; i++) {
+        bench_json_begin(j, NULL, '{');
+        bench_json_text(j, "op", rows[i].op);
+        bench_json_number(j, "comm_ms", rows[i].comm);
+        json_modes(j, x, &rows[i]);
+        bench_json_end(j, '}');
+    }
+    bench_json_end(j, ']');
+    bench_json_end(j, '}');
+}
+
+static void one_round(Bench* x, int P) {
+    for (int i = 0; i < x->nmodes; i++) {
+        // the first round goes in order, for none has what predictions want
+        x->mode = (i + x->round) % x->nmodes;
+        const BenchMode* mode = &x->modes[x->mode];
+        const OverlapOption overlap = {mode->mode, mode->m};
+        x->opt.overlap = overlap, x->opt.topology = mode->topology;
+        fo_ranks_run(P, body, x);
+        x->step[x->mode][x->round] = bench_mean(x->ranks_step, P);
+        for (int k = 0; k < NROWS; k++) {
+            x->exposed[x->mode][k][x->round] = 0.0;
+            for (int r = 0; r < P; r++) {
+                x->exposed[x->mode][k][x->round] += x->ranks_exposed[r][k] / P;
+            }
+        }
+    }
+}
+
+static void measure(Bench* x, int mesh) {
     const int P = MESHES[mesh].dp * MESHES[mesh].up * MESHES[mesh].tp;
     x->opt.dp = MESHES[mesh].dp, x->opt.up = MESHES[mesh].up, x->opt.tp = MESHES[mesh].tp;
     x->opt.batch = 4 / x->opt.dp; // the same work on every mesh
     x->opt.zero = x->opt.dp * x->opt.up > 1;
     memset(x->predicted, 0, sizeof x->predicted);
     memset(x->comm, 0, sizeof x->comm);
+    const BenchLoad before = bench_load();
     for (x->round = 0; x->round < x->rounds; x->round++) {
-        for (x->mode = 0; x->mode < NMODES; x->mode++) {
-            x->opt.overlap = MODES[x->mode].overlap;
-            fo_ranks_run(P, body, x);
-            x->step[x->mode][x->round] = 0.0;
-            for (int r = 0; r < P; r++) {
-                x->step[x->mode][x->round] += x->ranks_step[r] / P;
-            }
-            for (int k = 0; k < NROWS; k++) {
-                x->exposed[x->mode][k][x->round] = 0.0;
-                for (int r = 0; r < P; r++) {
-                    x->exposed[x->mode][k][x->round] += x->ranks_exposed[r][k] / P;
-                }
-            }
-        }
+        one_round(x, P);
     }
-    return print_mesh(x, MESHES[mesh].name);
+    const BenchLoad after = bench_load();
+    const double foreign =
+        (after.machine - before.machine - after.own + before.own) / (after.now - before.now);
+    x->foreign_cores = foreign > 0.0 ? foreign : 0.0;
 }
 
-static double number(const char* option, const char* text, double low, double high, char** rest) {
-    double v = strtod(text, rest);
-    if (*rest == text || !(v >= low && v <= high)) {
-        fo_quit(1, "%s %s: want a number from %g to %g", option, text, low, high);
+// ---- options ----------------------------------------------------------------------------------------------
+typedef struct {
+    const char *model, *modes, *json;
+    int wanted[NMESHES], any, check;
+} Options;
+
+// returns how many arguments option i takes
+static int parse_option(Options* o, Bench* x, int argc, char** argv, int i) {
+    const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : "";
+    for (int mesh = 0; mesh < NMESHES; mesh++) {
+        if (strcmp(a, MESHES[mesh].name) == 0) { return o->wanted[mesh] = o->any = 1; }
     }
-    return v;
+    if (strcmp(a, "--check") == 0) { return o->check = 1; }
+    if (strcmp(a, "--rounds") == 0) {
+        x->rounds = (int)bench_long(a, v, 1, MAX_ROUNDS);
+    } else if (strcmp(a, "--pace") == 0) {
+        x->opt.pace = bench_double(a, v, 1e-4, 1e3, NULL);
+    } else if (strcmp(a, "--link") == 0) {
+        x->link.gbytes_s = bench_double(a, v, 1e-6, 1e4, &v);
+        x->link.us = bench_double(a, v, 0.0, 1e6, NULL);
+    } else if (strcmp(a, "--model") == 0) {
+        o->model = v;
+    } else if (strcmp(a, "--modes") == 0) {
+        o->modes = v;
+    } else if (strcmp(a, "--json") == 0) {
+        o->json = v;
+    } else {
+        bench_refuse(
+            "%s: want tp4, up4, dp4, tp2up2, dp2tp2, --modes LIST, --rounds N, --pace TFLOPS, --link "
+            "GBPS,US, --model SIZES, --json FILE or --check",
+            a);
+    }
+    return 2;
+}
+
+static void print_head(const Bench* x, const char* model) {
+    printf("# Training steps on 4 ranks, threads over an emulated link; modes taking turns, ms a step.\n"
+           "#   comm     what plain collectives take on this link\n"
+           "#   exposed  how long compute stood waiting for the operation: mean over ranks; median of the "
+           "rounds, "
+           "p25..p75\n"
+           "#   hidden   1 - exposed / none's, both less what is exposed on a free link: ranks wait for each "
+           "other "
+           "there, too\n"
+           "#   model    exposed as fo_model.h predicts it, from the matmuls and attention that cover the "
+           "operation\n"
+           "#   step     by the wall clock, mean over ranks; over free: against the step that no schedule "
+           "can beat\n"
+           "#   foreign  cores that other processes kept busy\n"
+           "# The paper (arXiv 2604.24013) has F1 to F4 alone; all other rows are this project's own.\n"
+           "# model %s, paced at %g TFLOP/s a rank, link %g GB/s and %g us for each group, %d rounds of %d "
+           "steps\n",
+           model, x->opt.pace, x->link.gbytes_s, x->link.us, x->rounds, STEPS);
 }
 
 int main(int argc, char** argv) {
     static Bench x;
-    char err[TRAIN_ERR], *rest;
+    BenchJson json;
+    char err[TRAIN_ERR];
     char* none[] = {argv[0]};
-    const char* model = "L=6,C=512,NH=8,V=16384,maxT=512";
-    int wanted[NMESHES] = {0}, any = 0, check = 0;
+    Options o = {"L=6,C=512,NH=8,V=16384,maxT=512", "none,slice:4,flash:2,free", NULL, {0}, 0, 0};
     if (options_parse(&x.opt, 1, none, err)) { fo_quit(1, "%s", err); }
     x.rounds = 5, x.opt.pace = 0.04, x.link.gbytes_s = 0.5, x.link.us = 20.0, x.opt.seq_len = 256;
-    for (int i = 1; i < argc; i++) {
-        const char* v = i + 1 < argc ? argv[i + 1] : "";
-        int mesh = 0, is_option = 1;
-        while (mesh < NMESHES && strcmp(argv[i], MESHES[mesh].name) != 0) {
-            mesh++;
-        }
-        if (mesh < NMESHES) {
-            wanted[mesh] = any = 1, is_option = 0;
-        } else if (strcmp(argv[i], "--rounds") == 0) {
-            x.rounds = (int)number(argv[i], v, 1, MAX_ROUNDS, &rest);
-        } else if (strcmp(argv[i], "--pace") == 0) {
-            x.opt.pace = number(argv[i], v, 1e-4, 1e3, &rest);
-        } else if (strcmp(argv[i], "--link") == 0) {
-            x.link.gbytes_s = number(argv[i], v, 1e-6, 1e4, &rest);
-            x.link.us = *rest == ',' ? number(argv[i], rest + 1, 0.0, 1e6, &rest) : 20.0;
-        } else if (strcmp(argv[i], "--model") == 0) {
-            model = v;
-        } else if (strcmp(argv[i], "--check") == 0) {
-            check = 1, is_option = 0;
-        } else {
-            fo_quit(
-                1,
-                "%s: want tp4, up4, dp4, tp2up2, dp2tp2, --rounds N, --pace TFLOPS, --link GBPS,US, --model "
-                "SIZES",
-                argv[i]);
-        }
-        i += is_option;
+    for (int i = 1; i < argc;) {
+        i += parse_option(&o, &x, argc, argv, i);
     }
-    if (model_parse(model, &x.config, err)) { fo_quit(1, "%s", err); }
-    printf(
-        "# model %s, paced at %g TFLOP/s a rank, link %g GB/s and %g us for each group, %d rounds of %d "
-        "steps\n"
-        "# comm: what plain collectives take; none, slice:4, flash:2: what each leaves exposed; predicted: "
-        "fo_model.h's flash:2\n",
-        model, x.opt.pace, x.link.gbytes_s, x.link.us, x.rounds, STEPS);
-    int failed = 0;
+    if (fo_ranks_launched() > 1) { bench_refuse("ranks are threads here: start one process"); }
+    x.nmodes = bench_modes(x.modes, o.modes, 0, 1);
+    if (find(&x, "none") != 0) { bench_refuse("--modes %s: want none as the first", o.modes); }
+    if (o.check && (find(&x, "flash:2") < 0 || find(&x, "free") < 0)) {
+        bench_refuse("--check --modes %s: want none, flash:2 and free among them", o.modes);
+    }
+    if (model_parse(o.model, &x.config, err)) { fo_quit(1, "%s", err); }
+    bench_json_open(&json, o.json);
+    print_head(&x, o.model);
+    int status = 0, head = 0;
     for (int mesh = 0; mesh < NMESHES; mesh++) {
-        if (wanted[mesh] || !any) { failed += run_mesh(&x, mesh); }
+        Row rows[NROWS];
+        if (!o.wanted[mesh] && o.any) { continue; }
+        measure(&x, mesh);
+        const int n = rows_of(&x, rows);
+        if (!head) {
+            bench_json_head(&json, "bench_mesh", argc, argv, x.device);
+            bench_print_machine(x.device);
+        }
+        head = 1;
+        print_mesh(&x, MESHES[mesh].name, rows, n);
+        json_mesh(&json, &x, MESHES[mesh].name, rows, n);
+        const int judged = judge(&x, MESHES[mesh].name, rows, n);
+        status = judged == 1 || status == 0 ? judged : status;
+        fflush(stdout);
     }
-    return check && failed > 0;
+    bench_json_close(&json);
+    return o.check ? status : 0;
 }

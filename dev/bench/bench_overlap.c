@@ -1,81 +1,105 @@
-/* bench_overlap.c -- how much communication each schedule leaves exposed: a layer's forward and backward
- * pass, measured.
+/* bench_overlap.c -- how much communication each schedule leaves exposed: half a layer, forward or backward,
+ * measured.
  *
- * The layers of layer.h run under every mode in turn. Ranks are threads and the link is emulated, or they are
- * processes on a network; unless --unpaced each GEMM lasts a given time, so that a rank behaves like an
- * accelerator. dev/bench/README.md says how to read the tables;
- * bench_overlap --help the options.
+ * The layers of layer.h run on the primitives of fo_overlap.h, the executor that trains, under every mode in
+ * turn. Ranks are threads or, started by mpirun, processes; the link between them is emulated or, across
+ * hosts, real. Unless --unpaced each GEMM lasts a given time, so that a rank behaves like an accelerator.
+ * dev/bench/README.md says how to read the tables; bench_overlap --help the options.
  */
 #include "dev/bench/layer.h"
-#include <errno.h>
+#include "flashoverlap/fo_model.h"
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/resource.h>
-#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
-// with threads the table is all ranks', with processes each has its own
-static int are_processes(void) {
-    return fo_ranks_launched() > 1;
+enum { MAX_TABLES = 40, MAX_RATIOS = 16, CALIBRATIONS = 5 };
+
+typedef struct {
+    // what is measured
+    LayerShape shape;
+    int L, rounds, nmodes, paced;
+    double gemm_ms;      // paced: a fc1, fc2 or projection GEMM of all rows lasts so long
+    int pace_free;       // real link: gemm_ms is chosen for the ratio
+    double ratio;        // T/W; 0: each collective lasts twice as long as the projection
+    double gbytes_s, us; // 0 GB/s: from ratio
+    int usual;           // the ratio that is demanded of
+    int real;            // link: as the transport is
+    BenchMode modes[BENCH_MAX_MODES];
+    // results
+    double part_ms[NPARTS]; // paced: the least; unpaced: median of the mean over ranks
+    double layer_ms[BENCH_MAX_MODES][BENCH_MAX_ROUNDS], exposed_ms[BENCH_MAX_MODES][BENCH_MAX_ROUNDS];
+    uint64_t hash[BENCH_MAX_MODES]; // of all ranks' output
+    int same_bits[BENCH_MAX_MODES]; // in every run, as the first mode's
+    double foreign_cores, seconds;
+    char name[80];
+} Table;
+
+// one rank's part of it; a table of its own, in which each has the same but rank 0's is told
+typedef struct {
+    Table* t;
+    FoGroup* group;
+    FoDevice* device;
+    Layer y;
+    LayerPlan plans[BENCH_MAX_MODES];
+    char* slots;  // device memory: 8 bytes of each rank
+    double start; // of a run, seconds
+} Rank;
+
+static int P_of(const Table* t) {
+    return t->shape.P;
+}
+
+static LayerCost cost(const Table* t) {
+    LayerCost c;
+    memcpy(c.part_ms, t->part_ms, sizeof c.part_ms);
+    c.gbytes_s = t->gbytes_s, c.us = t->us;
+    return c;
+}
+
+static double compute_ms(const Table* t) {
+    const LayerCost c = cost(t);
+    return layer_compute_ms(&c);
+}
+
+static size_t shard_nbytes(const Table* t) {
+    return layer_shard_nelem(&t->shape) * sizeof(floatX);
+}
+
+static double shard_ms(const Table* t, int m) {
+    return 1e3 * fo_model_shard_s(t->gbytes_s, t->us, shard_nbytes(t), m);
+}
+
+static double collectives_ms(const Table* t) {
+    const LayerCost c = cost(t);
+    return layer_collectives_ms(&t->shape, &c);
+}
+
+static double predicted_ms(const Table* t, const BenchMode* mode) {
+    const LayerCost c = cost(t);
+    return layer_predicted_ms(&t->shape, &c, mode);
 }
 
 // ---- measuring --------------------------------------------------------------------------------------------
-static int compare_doubles(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
+// 8 bytes of each rank, in rank order, at all of them
+static void exchange(Rank* k, const void* mine, void* all) {
+    const int r = fo_group_rank(k->group), P = P_of(k->t);
+    fo_upload(k->slots + 8 * r, mine, 8, k->y.comm);
+    fo_allgather(k->group, k->slots, 8, k->y.comm);
+    fo_download(all, k->slots, 8 * (size_t)P, k->y.comm);
+    fo_stream_sync(k->y.comm);
 }
 
-static double quantile(const double* v, int n, double q) {
-    double sorted[MAX_ROUNDS];
-    memcpy(sorted, v, (size_t)n * sizeof *v);
-    qsort(sorted, (size_t)n, sizeof *sorted, compare_doubles);
-    return sorted[(int)(q * (n - 1) + 0.5)];
-}
-
-static double mean(const double* v, int n) {
-    double sum = 0.0;
-    for (int i = 0; i < n; i++) {
-        sum += v[i];
-    }
-    return sum / n;
-}
-
-static double largest(const double* v, int n) {
-    double x = v[0];
-    for (int i = 1; i < n; i++) {
-        x = v[i] > x ? v[i] : x;
-    }
-    return x;
-}
-
-static double least(const double* v, int n) {
-    double x = v[0];
-    for (int i = 1; i < n; i++) {
-        x = v[i] < x ? v[i] : x;
-    }
-    return x;
-}
-
-// what each rank says, in order
-static void tell(Rank* k, double all[FO_MAX_RANKS], double own) {
-    fo_upload(k->slots + fo_group_rank(k->group), &own, sizeof own, k->comm);
-    fo_allgather(k->group, k->slots, sizeof own, k->comm);
-    fo_download(all, k->slots, (size_t)k->t->P * sizeof own, k->comm);
-    fo_stream_sync(k->comm);
-}
-
-// all ranks go on at one moment: after a barrier alone, each would start as late as it wakes up
+// all ranks of a machine go on at one moment: after a barrier alone, each would start as late as it wakes up
 static void common_start(Rank* k) {
-    fo_group_barrier(k->group);
-    if (are_processes()) { // their clocks may differ
-        k->t->start = fo_now();
-        return;
+    double starts[FO_MAX_RANKS], mine = fo_now() + 3e-3;
+    exchange(k, &mine, starts);
+    k->start = bench_largest(starts, P_of(k->t));
+    if (fo_group_nlocal(k->group) < P_of(k->t)) { // clocks may differ
+        fo_group_barrier(k->group);
+        k->start = fo_now();
     }
-    if (fo_group_rank(k->group) == 0) { k->t->start = fo_now() + 3e-3; }
-    fo_group_barrier(k->group);
-    for (double left; (left = k->t->start - fo_now()) > 0.0;) {
+    for (double left; (left = k->start - fo_now()) > 0.0;) {
         struct timespec ts = {0, (long)(left * 1e9)};
         nanosleep(&ts, NULL);
     }
@@ -83,295 +107,333 @@ static void common_start(Rank* k) {
 
 static void calibrate(Rank* k) {
     Table* t = k->t;
-    const int paced = t->gemm_ms > 0.0;
     double ms[CALIBRATIONS], all[FO_MAX_RANKS];
     for (int part = 0; part < NPARTS; part++) {
         for (int i = -1; i < CALIBRATIONS; i++) { // the first warms up
             common_start(k);
-            queue_part(k, part);
-            fo_stream_sync(k->compute);
-            tell(k, all, 1e3 * (fo_now() - t->start));
-            if (i >= 0) { ms[i] = paced ? least(all, t->P) : mean(all, t->P); }
+            layer_queue_part(&k->y, (LayerPart)part);
+            fo_stream_sync(k->y.compute);
+            const double mine = 1e3 * (fo_now() - k->start);
+            exchange(k, &mine, all);
+            if (i >= 0) { ms[i] = t->paced ? bench_least(all, P_of(t)) : bench_mean(all, P_of(t)); }
         }
         // what is paced takes its nominal time, and anything above it is a late wake-up
-        if (fo_group_rank(k->group) == 0 || are_processes()) {
-            t->part_ms[part] = quantile(ms, CALIBRATIONS, paced ? 0.0 : 0.5);
-        }
-        fo_group_barrier(k->group);
+        t->part_ms[part] = bench_quantile(ms, CALIBRATIONS, t->paced ? 0.0 : 0.5);
+        const int empty = part == ATTENTION_ITSELF
+                              ? !layer_is_attention(t->shape.op)
+                              : part != OWNERS_SUM && part != GATHER_SIDE && part != SCATTER_SIDE &&
+                                    !layer_is_backward(t->shape.op);
+        if (empty) { t->part_ms[part] = 0.0; }
     }
 }
 
-// the bandwidth at which communication and compute are in the ratio asked for; by rank 0
-static void choose_link(Table* t) {
-    if (t->gbytes_s > 0.0) { return; }
-    // attention: a collective lasts twice as long as the projection, of which QKV's dgrad is three
-    double projection = t->part_ms[SCATTER_SIDE] / (t->op == ATTENTION_BACKWARD ? 3.0 : 1.0);
-    double T_ms = t->ratio > 0.0 ? t->ratio * compute_ms(t) : ncollectives(t->op) * 2.0 * projection;
-    double shard_s = 1e-3 * T_ms / (ncollectives(t->op) * (t->P - 1)), wire_s = shard_s - 1e-6 * t->us;
+// T that is asked for, at the speed that was calibrated
+static double wanted_T_ms(const Table* t) {
+    if (t->ratio > 0.0) { return t->ratio * compute_ms(t); }
+    const LayerPart projection = layer_is_backward(t->shape.op) ? WGRAD_UNDER : SCATTER_SIDE;
+    return 2.0 * layer_collectives(t->shape.op) * t->part_ms[projection];
+}
+
+// the bandwidth with which the collectives last so long
+static void link_of(Table* t, double T_ms) {
+    const double shard_s = 1e-3 * T_ms / (layer_collectives(t->shape.op) * (P_of(t) - 1));
+    const double wire_s = shard_s - 1e-6 * t->us;
     if (wire_s < 0.1 * shard_s) {
         fo_quit(1, "T/W = %g leaves %.1f us a message, latency included: less than a latency of %g us allows",
                 t->ratio, 1e6 * shard_s, t->us);
     }
-    t->gbytes_s = 1e-9 * (double)(shard_nelem(t) * sizeof(floatX)) / wire_s;
+    t->gbytes_s = 1e-9 * (double)shard_nbytes(t) / wire_s;
 }
 
-static uint64_t hash_bytes(const void* p, size_t nbytes) {
-    const unsigned char* b = (const unsigned char*)p;
-    uint64_t h = 1469598103934665603u;
-    for (size_t i = 0; i < nbytes; i += 4) {
-        uint32_t word;
-        memcpy(&word, b + i, nbytes - i < 4 ? nbytes - i : 4);
-        h = (h ^ word) * 1099511628211u;
-    }
-    return h;
-}
-
-static uint64_t hash_of(Rank* k, const void* p, size_t nbytes, void* host) {
-    memset(host, 0xff, nbytes); // NaN
-    fo_download(host, p, nbytes, k->compute);
-    fo_stream_sync(k->compute);
-    return hash_bytes(host, nbytes);
-}
-
-// of this rank's output, and of the weight gradients, where there are some
-static uint64_t hash_output(Rank* k) {
+static void pace(Rank* k) {
     const Table* t = k->t;
-    const size_t w1 = (size_t)width1(t) * (size_t)t->C, w2 = (size_t)width2(t) * (size_t)t->C;
-    const floatX* own = k->all + (size_t)fo_group_rank(k->group) * shard_nelem(t);
-    uint64_t h[3] = {hash_of(k, own, shard_nelem(t) * sizeof(floatX), k->host), 0, 0};
-    if (is_backward(t->op)) {
-        void* host = malloc((w1 > w2 ? w1 : w2) * sizeof(float));
-        fo_require(host != NULL, "out of memory");
-        h[1] = hash_of(k, k->dw1, w1 * sizeof(float), host);
-        h[2] = hash_of(k, k->dw2, w2 * sizeof(float), host);
-        free(host);
-    }
-    return hash_bytes(h, sizeof h);
+    if (t->paced) { fo_device_pace(k->device, layer_flops(&t->shape) / (1e-3 * t->gemm_ms) / 1e12); }
 }
 
-static void start_mode(Rank* k, int i) {
-    Table* t = k->t;
-    const int r = fo_group_rank(k->group);
-    const size_t w1 = (size_t)width1(t) * (size_t)t->C, w2 = (size_t)width2(t) * (size_t)t->C;
-    const size_t nbytes = shard_nelem(t) * sizeof(floatX);
-    fo_upload(k->all + (size_t)r * shard_nelem(t), k->x, nbytes, k->compute);
-    if (is_backward(t->op)) {
-        fo_upload(k->again + (size_t)r * shard_nelem(t), k->x, nbytes, k->compute);
-        fo_zero(k->dw1, w1 * sizeof(float), k->compute);
-        fo_zero(k->dw2, w2 * sizeof(float), k->compute);
+// T as it is here: each plain collective alone, slowest rank, median
+static double measured_T_ms(Rank* k) {
+    const BenchMode none = {"none", FO_NONE, 1, FO_DIRECT, 0, 0};
+    const LayerShape* s = &k->t->shape;
+    LayerPlan p;
+    double all[FO_MAX_RANKS], ms[2][CALIBRATIONS];
+    layer_plan_open(&k->y, &p, &none);
+    for (int i = -1; i < CALIBRATIONS; i++) {
+        for (int scatter = 0; scatter < 2; scatter++) {
+            common_start(k);
+            if (scatter) {
+                fo_reducescatter_run(p.scatter, &k->y.st, s->C, s->N, NULL, NULL);
+            } else {
+                fo_allgather_begin(p.gather, k->y.all, (size_t)s->C * sizeof(floatX), s->N);
+                fo_allgather_end(p.gather);
+            }
+            fo_stream_sync(k->y.compute);
+            const double mine = 1e3 * (fo_now() - k->start);
+            exchange(k, &mine, all);
+            if (i >= 0) { ms[scatter][i] = bench_largest(all, P_of(k->t)); }
+        }
     }
-    fo_stream_sync(k->compute);
-    reset_mode(k, i);
+    layer_plan_close(&p);
+    return (layer_collectives(s->op) - 1) * bench_quantile(ms[0], CALIBRATIONS, 0.5) +
+           bench_quantile(ms[1], CALIBRATIONS, 0.5);
+}
+
+// the link's figures; and, where it can't be chosen for the ratio, the pace
+static void real_link(Rank* k) {
+    Table* t = k->t;
+    const double T = measured_T_ms(k);
+    fo_group_measure(k->group, k->y.comm);
+    const double shard_us = 1e3 * T / (layer_collectives(t->shape.op) * (P_of(t) - 1));
+    t->us = 1e6 * fo_group_message_s(k->group, 0);
+    t->us = t->us < 0.5 * shard_us ? t->us : 0.5 * shard_us;
+    link_of(t, T);
+    if (t->paced && t->pace_free) {
+        t->gemm_ms *= T / wanted_T_ms(t);
+        pace(k);
+        calibrate(k);
+    }
+}
+
+static void choose_link(Rank* k) {
+    Table* t = k->t;
+    const int hosts = fo_group_nlocal(k->group) < P_of(t);
+    if (hosts && t->gbytes_s > 0.0) {
+        if (fo_group_rank(k->group) == 0) {
+            fo_quit(1,
+                    "--link %g,%g: ranks are on several hosts, whose link can't be emulated; want --link "
+                    "real, or --ratio for the pace",
+                    t->gbytes_s, t->us);
+        }
+        fo_group_barrier(k->group); // until that has ended all
+    }
+    t->real |= hosts;
+    if (t->real) {
+        real_link(k);
+        return;
+    }
+    if (t->gbytes_s <= 0.0) { link_of(t, wanted_T_ms(t)); }
+    fo_group_link(k->group, t->gbytes_s, t->us);
 }
 
 // L layers under mode i; round -1 only warms up
 static void run_mode(Rank* k, int i, int round) {
     Table* t = k->t;
-    double ms[FO_MAX_RANKS], exposed[FO_MAX_RANKS], halves[2][FO_MAX_RANKS];
-    start_mode(k, i);
+    double all[FO_MAX_RANKS];
+    uint64_t hashes[FO_MAX_RANKS], hash = 1469598103934665603u;
+    layer_start(&k->y, &k->plans[i]);
     common_start(k);
     for (int l = 0; l < t->L; l++) {
-        queue_layer(k, i);
+        layer_queue(&k->y, &k->plans[i]);
     }
-    fo_stream_sync(k->compute);
-    const double took = 1e3 * (fo_now() - t->start) / t->L;
-    fo_stream_sync(k->comm);
-    const uint64_t own = hash_output(k);
-    tell(k, ms, took);
-    tell(k, exposed, exposed_of(k, i) / t->L);
-    tell(k, halves[0], (double)(own >> 32)); // a double holds half of it
-    tell(k, halves[1], (double)(uint32_t)own);
-    if (fo_group_rank(k->group) != 0) { return; }
-    uint64_t hash = hash_bytes(halves[0], (size_t)t->P * sizeof(double)) * 31 +
-                    hash_bytes(halves[1], (size_t)t->P * sizeof(double));
+    fo_stream_sync(k->y.compute);
+    const double mine = 1e3 * (fo_now() - k->start) / t->L;
+    const uint64_t own = layer_hash(&k->y);
+    const double waited = layer_exposed_ms(&k->plans[i]) / t->L;
+    exchange(k, &own, hashes);
+    for (int r = 0; r < P_of(t); r++) {
+        hash = (hash ^ hashes[r]) * 1099511628211u;
+    }
+    exchange(k, &mine, all);
+    if (round >= 0) { t->layer_ms[i][round] = bench_largest(all, P_of(t)); }
+    exchange(k, &waited, all);
+    if (round >= 0) { t->exposed_ms[i][round] = bench_mean(all, P_of(t)); }
     if (round < 0) {
         t->hash[i] = hash;
         t->same_bits[i] = 1;
-    } else {
-        t->layer_ms[i][round] = largest(ms, t->P);
-        t->exposed_ms[i][round] = mean(exposed, t->P);
     }
     t->same_bits[i] &= hash == t->hash[0];
 }
 
-typedef struct {
-    double now, machine, own; // seconds; CPU seconds of all cores, of this process
-} Load;
-
-static Load load_now(void) {
-    Load l = {fo_now(), 0.0, 0.0};
-    double v[7] = {0}; // user nice system idle iowait irq softirq
-    FILE* f = fopen("/proc/stat", "r");
-    if (f && fscanf(f, "cpu %lf %lf %lf %lf %lf %lf %lf", v, v + 1, v + 2, v + 3, v + 4, v + 5, v + 6) == 7) {
-        l.machine = (v[0] + v[1] + v[2] + v[5] + v[6]) / (double)sysconf(_SC_CLK_TCK);
-    }
-    if (f) { fclose(f); }
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    l.own = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
-    return l;
-}
-
-// what joins the ranks: as it was measured, or emulated
-static void set_link(Rank* k) {
+static void run_rounds(Rank* k) {
     Table* t = k->t;
     double all[FO_MAX_RANKS];
-    if (t->network) {
-        const size_t nbytes = 1 << 20;
-        fo_group_measure(k->group, k->comm);
-        t->us = 1e6 * fo_group_message_s(k->group, 0);
-        t->gbytes_s = 1e-9 * (double)nbytes / (fo_group_message_s(k->group, nbytes) - 1e-6 * t->us);
-        return;
-    }
-    if (fo_group_rank(k->group) == 0) { choose_link(t); }
-    tell(k, all, t->gbytes_s);
-    fo_group_barrier(k->group);
-    if (are_processes()) { t->gbytes_s = all[0]; }
-    fo_group_link(k->group, t->gbytes_s, t->us);
-}
-
-// the backward pass of attention reads what the forward pass has written
-static void prepare(Rank* k) {
-    FoOverlap* forward[NSTEPS] = {NULL};
-    const Table* t = k->t;
-    if (!is_backward(t->op)) { return; }
-    fo_upload(k->all + (size_t)fo_group_rank(k->group) * shard_nelem(t), k->x,
-              shard_nelem(t) * sizeof(floatX), k->compute);
-    for (int step = 0; step < NSTEPS; step += 2) {
-        forward[step] = fo_overlap_create("forward", step == SCATTER ? FO_REDUCESCATTER : FO_ALLGATHER,
-                                          FO_NONE, 1, FO_DIRECT, k->group, k->compute, k->comm);
-    }
-    queue_forward(k, forward, 0);
-    for (int step = 0; step < NSTEPS; step += 2) {
-        fo_overlap_destroy(forward[step]);
-    }
-}
-
-static void rank_body(FoGroup* g, void* arg) {
-    Table* t = (Table*)arg;
-    Rank* k = calloc(1, sizeof *k);
-    fo_require(k != NULL, "out of memory");
-    k->t = t, k->group = g;
-    k->device = fo_device_open(fo_group_rank(g), fo_group_nlocal(g));
-    open_layer(k);
-    prepare(k);
-    if (t->gemm_ms > 0.0) {
-        fo_device_pace(k->device, 2.0 * (double)t->N * t->C * width2(t) / (1e-3 * t->gemm_ms) / 1e12);
-    }
-    calibrate(k);
-    if (fo_group_rank(g) == 0) { snprintf(t->device, sizeof t->device, "%s", fo_device_name(k->device)); }
-    set_link(k);
-    open_modes(k);
     for (int i = 0; i < t->nmodes; i++) {
         run_mode(k, i, -1);
     }
-    Load before = load_now();
+    const BenchLoad before = bench_load();
     for (int round = 0; round < t->rounds; round++) { // each mode takes each place in turn
         for (int i = 0; i < t->nmodes; i++) {
             run_mode(k, (i + round) % t->nmodes, round);
         }
     }
-    Load after = load_now();
-    double own[FO_MAX_RANKS];
-    tell(k, own, after.own - before.own);
-    if (fo_group_rank(g) == 0) {
-        const double ours = are_processes() ? mean(own, t->P) * t->P : own[0];
-        t->seconds = after.now - before.now;
-        t->foreign_cores = (after.machine - before.machine - ours) / t->seconds;
+    const BenchLoad after = bench_load();
+    const double own = after.own - before.own;
+    exchange(k, &own, all); // threads tell all the same
+    const int processes = strcmp(fo_group_transport(k->group), "local") != 0;
+    t->seconds = after.now - before.now;
+    t->foreign_cores =
+        after.machine - before.machine - (processes ? P_of(t) * bench_mean(all, P_of(t)) : own);
+    t->foreign_cores = fmax(t->foreign_cores / t->seconds, 0.0);
+}
+
+static void measure(Rank* k) {
+    Table* t = k->t;
+    layer_open(&k->y, t->shape, k->group, k->device);
+    k->slots = fo_malloc(k->device, 8 * FO_MAX_RANKS);
+    pace(k);
+    calibrate(k);
+    choose_link(k);
+    for (int i = 0; i < t->nmodes; i++) {
+        layer_plan_open(&k->y, &k->plans[i], &t->modes[i]);
     }
-    close_layer(k);
-    fo_device_close(k->device);
-    free(k);
+    run_rounds(k);
+    for (int i = 0; i < t->nmodes; i++) {
+        layer_plan_close(&k->plans[i]);
+    }
+    fo_free(k->device, k->slots);
+    layer_close(&k->y);
 }
 
 // ---- report -----------------------------------------------------------------------------------------------
 static double layer_median(const Table* t, int i) {
-    return quantile(t->layer_ms[i], t->rounds, 0.5);
+    return bench_quantile(t->layer_ms[i], t->rounds, 0.5);
 }
 static double exposed_median(const Table* t, int i) {
-    return quantile(t->exposed_ms[i], t->rounds, 0.5);
+    return bench_quantile(t->exposed_ms[i], t->rounds, 0.5);
 }
-
-// place of the mode of that name, or -1
 static int find_mode(const Table* t, const char* name) {
-    for (int i = 0; i < t->nmodes; i++) {
-        if (strcmp(t->modes[i].name, name) == 0) { return i; }
-    }
-    return -1;
+    return bench_find(t->modes, t->nmodes, name);
 }
 
 static const char* const LEGEND =
-    "# One layer's forward or backward pass. Ranks are threads over an emulated link, or processes. ms a "
-    "layer.\n"
+    "# Half a layer, forward or backward, on ranks that share it (tensor parallel). ms a layer.\n"
     "#   layer    by the wall clock, start to end, slowest rank; median of the rounds, and p25..p75\n"
     "#   vs none  layer / that of mode none - 1\n"
     "#   over W   layer - W: with the owner's sum, and this machine's lateness, in it\n"
     "#   exposed  the compute stream stood waiting for messages, mean over ranks; median, p25..p75. Paced:\n"
     "#            on the stream's virtual clock, which forgives a late wake-up that is made up for\n"
-    "#   of none  exposed / that of mode none; the rest is hidden\n"
+    "#   hidden   1 - exposed / that of mode none\n"
     "#   model    exposed as fo_model.h predicts it from the parts and the link named above the table\n"
     "#   bits     all ranks' output has the same bits as the first mode's, in every round\n"
+    "# modes    none: the plain collective; slice:M: M slices of all rows; flash:M: by owner, M sub-chunks\n"
+    "#          each, sent to the owner itself; ring:M: the same along a ring; row:M: flash without query "
+    "split\n"
     "# paced    each GEMM and attention takes max(its real time, flops / rate). Arithmetic, messages, bits\n"
     "#          and schedule are real; unpaced: the machine as it is\n"
     "# W        the layer without communication: each part alone, timed in this process 5 times just before\n"
-    "#          (paced the least, unpaced the median). T: both collectives on the link\n"
-    "# foreign  cores that other processes kept busy during the rounds\n";
+    "#          (paced the least, unpaced the median). T: all collectives on the link\n"
+    "# link     emulated, or real: T is then measured, each plain collective alone, 5 times, the median\n"
+    "# foreign  cores that other processes kept busy during the rounds\n"
+    "# The paper (arXiv 2604.24013) has no backward pass: those tables are this project's own.\n";
 
-static void print_machine(const Table* t) {
-    struct utsname u;
-    char date[32];
-    time_t now = time(NULL);
-    strftime(date, sizeof date, "%Y-%m-%d", localtime(&now));
-    uname(&u);
-    printf("# %s, %ld cores: %s; %s %s\n", date, sysconf(_SC_NPROCESSORS_ONLN), t->device, u.sysname,
-           u.release);
+static void print_parts(const Table* t) {
+    static const char* const names[NLAYER_OPS][NPARTS] = {
+        {"fc1 and GELU", "", "", "fc2", "", ""},
+        {"QKV", "attention", "", "projection", "", ""},
+        {"fc2 dgrad and GELU's", "", "fc2 wgrad", "fc1 dgrad", "fc1 wgrad", ""},
+        {"projection dgrad", "attention's", "projection wgrad", "QKV dgrad", "QKV wgrad", ""}};
+    printf("# W %.2f ms =", compute_ms(t));
+    for (int part = 0; part < OWNERS_SUM; part++) {
+        const char* name = names[t->shape.op][part];
+        if (name[0]) { printf("%s %s %.2f", part ? "," : "", name, t->part_ms[part]); }
+    }
+    printf("; not in it: the owner's sum %.2f\n", t->part_ms[OWNERS_SUM]);
+    const double T = collectives_ms(t), W = compute_ms(t);
+    printf(
+        "# link %s, %.4f GB/s, %.0f us: T %.2f ms, T/W %.3f (t_m/t_c %.3f); a shard's message %.2f ms (%zu "
+        "KiB)\n",
+        t->real ? "real" : "emulated", t->gbytes_s, t->us, T, T / W, T / W * P_of(t) / (P_of(t) - 1),
+        shard_ms(t, 1), shard_nbytes(t) / 1024);
+    if (T > W) { printf("# T > W: no schedule can hide all of it\n"); }
 }
 
 static void print_table(const Table* t) {
-    int none = find_mode(t, "none");
-    printf("\n# %s, %s: P=%d N=%zu C=%d", op_name(t->op), t->gemm_ms > 0.0 ? "paced" : "unpaced", t->P, t->N,
-           t->C);
-    if (!is_mlp(t->op)) { printf(" T=%d heads=%d", layout(t).T, t->C / HEAD_SIZE); }
-    printf(" L=%d, %s, %d rounds, modes taking turns; foreign %.2f cores; %.1f s\n", t->L,
-           t->topology == FO_DIRECT ? "direct" : "ring", t->rounds, t->foreign_cores, t->seconds);
-    static const char* const parts[NOPS][OWNERS_SUM] = {
-        {"fc1 and GELU", NULL, NULL, "fc2", NULL},
-        {"QKV", "attention", NULL, "projection", NULL},
-        {"fc2 dgrad and GELU's", NULL, "fc2 wgrad", "fc1 dgrad", "fc1 wgrad"},
-        {"projection dgrad", "attention's", "projection wgrad", "QKV dgrad", "QKV wgrad"}};
-    printf("# W %.2f ms", compute_ms(t));
-    for (int part = 0, first = 1; part < OWNERS_SUM; part++) {
-        if (!parts[t->op][part]) { continue; }
-        printf("%s %s %.2f", first ? " =" : ",", parts[t->op][part], t->part_ms[part]);
-        first = 0;
+    const int none = find_mode(t, "none");
+    printf("\n# %s, %s: P=%d N=%zu C=%d", layer_name(t->shape.op), t->paced ? "paced" : "unpaced", P_of(t),
+           t->shape.N, t->shape.C);
+    if (layer_is_attention(t->shape.op)) {
+        printf(" T=%zu heads=%d", t->shape.N / (size_t)P_of(t), t->shape.C / LAYER_HEAD);
     }
-    printf("; not in it: the owner's sum %.2f\n", t->part_ms[OWNERS_SUM]);
-    printf("# %s %.4f GB/s, %.0f us: T %.2f ms, T/W %.3f; a shard's message %.2f ms (%zu KiB)\n",
-           t->network ? "network, as measured:" : "link", t->gbytes_s, t->us, collectives_ms(t),
-           collectives_ms(t) / compute_ms(t), shard_ms(t, 1), shard_nelem(t) * sizeof(floatX) / 1024);
+    printf(" L=%d, %d rounds, modes taking turns; foreign %.2f cores; %.1f s\n", t->L, t->rounds,
+           t->foreign_cores, t->seconds);
+    print_parts(t);
     printf("%-9s %8s %16s %8s %7s %8s %14s %8s %7s %5s\n", "mode", "layer", "p25..p75", "vs none", "over W",
-           "exposed", "p25..p75", "of none", "model", "bits");
+           "exposed", "p25..p75", "hidden", "model", "bits");
     for (int i = 0; i < t->nmodes; i++) {
-        const double *layers = t->layer_ms[i], *waits = t->exposed_ms[i];
-        double layer = layer_median(t, i), exposed = exposed_median(t, i);
+        const BenchSpread l = bench_spread(t->layer_ms[i], t->rounds),
+                          x = bench_spread(t->exposed_ms[i], t->rounds);
         printf("%-9s %8.2f %7.2f..%-7.2f %+7.1f%% %7.2f %8.2f %6.2f..%-6.2f %7.1f%% %7.2f %5s\n",
-               t->modes[i].name, layer, quantile(layers, t->rounds, 0.25), quantile(layers, t->rounds, 0.75),
-               none < 0 ? NAN : 100.0 * (layer / layer_median(t, none) - 1.0), layer - compute_ms(t), exposed,
-               quantile(waits, t->rounds, 0.25), quantile(waits, t->rounds, 0.75),
-               none < 0 ? NAN : 100.0 * exposed / exposed_median(t, none), predicted_ms(t, &t->modes[i]),
-               t->same_bits[i] ? "same" : "DIFF");
+               t->modes[i].name, l.median, l.p25, l.p75,
+               none < 0 ? NAN : 100.0 * (l.median / layer_median(t, none) - 1.0), l.median - compute_ms(t),
+               x.median, x.p25, x.p75, none < 0 ? NAN : 100.0 * (1.0 - x.median / exposed_median(t, none)),
+               predicted_ms(t, &t->modes[i]), t->same_bits[i] ? "same" : "DIFF");
     }
     fflush(stdout);
 }
 
+// tables of one operation at several ratios: what a mode gains there, and where it no longer does
+static void print_crossover(const Table* tables, int n) {
+    for (int a = 0, b; a < n; a = b) {
+        const Table* t = &tables[a];
+        for (b = a + 1; b < n && tables[b].shape.op == t->shape.op && tables[b].paced == t->paced;) {
+            b++;
+        }
+        const int none = find_mode(t, "none");
+        if (b - a < 2 || none < 0) { continue; }
+        printf("\n# crossover, %s, P=%d: layer vs none, and how much of none's exposed is hidden\n",
+               layer_name(t->shape.op), P_of(t));
+        printf("%-6s %9s %9s", "T/W", "t_m/t_c", "none ms");
+        for (int i = 0; i < t->nmodes; i++) {
+            if (i != none) { printf(" %18s", t->modes[i].name); }
+        }
+        printf("\n");
+        for (int j = a; j < b; j++) {
+            const Table* u = &tables[j];
+            const double ratio = collectives_ms(u) / compute_ms(u);
+            printf("%-6.3f %9.3f %9.2f", ratio, ratio * P_of(u) / (P_of(u) - 1), layer_median(u, none));
+            for (int i = 0; i < u->nmodes; i++) {
+                if (i == none) { continue; }
+                printf("  %+7.1f%% %7.1f%%", 100.0 * (layer_median(u, i) / layer_median(u, none) - 1.0),
+                       100.0 * (1.0 - exposed_median(u, i) / exposed_median(u, none)));
+            }
+            printf("\n");
+        }
+    }
+}
+
+static void write_json(BenchJson* j, const Table* t) {
+    const int none = find_mode(t, "none");
+    bench_json_begin(j, NULL, '{');
+    bench_json_text(j, "name", t->name);
+    bench_json_text(j, "op", layer_name(t->shape.op));
+    bench_json_number(j, "ranks", P_of(t));
+    bench_json_number(j, "rows", (double)t->shape.N);
+    bench_json_number(j, "width", t->shape.C);
+    bench_json_number(j, "layers", t->L);
+    bench_json_text(j, "link", t->real ? "real" : "emulated");
+    bench_json_number(j, "link_gbytes_s", t->gbytes_s);
+    bench_json_number(j, "link_us", t->us);
+    bench_json_number(j, "comm_ms", collectives_ms(t));
+    bench_json_number(j, "compute_ms", compute_ms(t));
+    bench_json_number(j, "paced", t->paced);
+    bench_json_number(j, "gemm_ms", t->paced ? t->gemm_ms : NAN);
+    bench_json_number(j, "rounds", t->rounds);
+    bench_json_number(j, "foreign_cores", t->foreign_cores);
+    bench_json_begin(j, "modes", '[');
+    for (int i = 0; i < t->nmodes; i++) {
+        bench_json_begin(j, NULL, '{');
+        bench_json_text(j, "mode", t->modes[i].name);
+        bench_json_spread(j, "total", bench_spread(t->layer_ms[i], t->rounds));
+        bench_json_spread(j, "exposed", bench_spread(t->exposed_ms[i], t->rounds));
+        bench_json_number(j, "hidden_percent",
+                          none < 0 ? NAN : 100.0 * (1.0 - exposed_median(t, i) / exposed_median(t, none)));
+        bench_json_number(j, "vs_none_percent",
+                          none < 0 ? NAN : 100.0 * (layer_median(t, i) / layer_median(t, none) - 1.0));
+        bench_json_number(j, "predicted_ms", predicted_ms(t, &t->modes[i]));
+        bench_json_number(j, "same_bits", t->same_bits[i]);
+        bench_json_end(j, '}');
+    }
+    bench_json_end(j, ']');
+    bench_json_end(j, '}');
+}
+
 // ---- demands ----------------------------------------------------------------------------------------------
 typedef enum { EXPOSED_OF, EXPOSED_OF_T, LAYER_OF, OFF_MODEL } Measure;
+enum { PACED = 1, UNPACED = 2, REAL_LINK = 4, ANY_RATIO = 8 };
 
 // what is demanded of a table: a measure of one mode, in relation to that of another
 typedef struct {
-    Op op;
-    int paced;
+    LayerOp op;
+    int when; // of the bits below; without ANY_RATIO: at the usual one
     const char* mode;
     Measure measure;
     const char* of;
@@ -383,37 +445,76 @@ typedef struct {
  * exposure are held to what they must be, too: a slow baseline would flatter flash.
  */
 static const Demand DEMANDS[] = {
-    {MLP, 1, "flash:1", EXPOSED_OF, "none", 0, 0.08},
-    {MLP, 1, "flash:2", EXPOSED_OF, "none", 0, 0.05},
-    {MLP, 1, "flash:1", LAYER_OF, "none", 0, 0.70},
-    {MLP, 1, "flash:2", LAYER_OF, "none", 0, 0.70},
-    {MLP, 1, "slice:4", LAYER_OF, "flash:1", 1, 1.08},
-    {MLP, 1, "slice:4", EXPOSED_OF, "none", 0, 0.40},
-    {MLP, 1, "none", EXPOSED_OF_T, "T", 0, 1.15},
-    {ATTENTION, 1, "flash:1", EXPOSED_OF, "none", 0, 0.05},
-    {ATTENTION, 1, "flash:2", EXPOSED_OF, "none", 0, 0.05},
-    {ATTENTION, 1, "row:1", EXPOSED_OF, "none", 1, 0.20},
-    {ATTENTION, 1, "row:1", OFF_MODEL, "T", 0, 0.05},
-    {ATTENTION, 1, "none", EXPOSED_OF_T, "T", 0, 1.15},
-    {MLP_BACKWARD, 1, "flash:1", EXPOSED_OF, "none", 0, 0.08},
-    {MLP_BACKWARD, 1, "flash:2", EXPOSED_OF, "none", 0, 0.05},
-    {MLP_BACKWARD, 1, "none", EXPOSED_OF_T, "T", 0, 1.15},
-    {ATTENTION_BACKWARD, 1, "flash:1", EXPOSED_OF, "none", 0, 0.08},
-    {ATTENTION_BACKWARD, 1, "flash:2", EXPOSED_OF, "none", 0, 0.05},
-    {ATTENTION_BACKWARD, 1, "none", EXPOSED_OF_T, "T", 0, 1.15},
-    {MLP, 0, "flash:2", LAYER_OF, "none", 0, 0.92},
+    {MLP, PACED, "flash:1", EXPOSED_OF, "none", 0, 0.08},
+    {MLP, PACED, "flash:2", EXPOSED_OF, "none", 0, 0.05},
+    {MLP, PACED, "flash:1", LAYER_OF, "none", 0, 0.70},
+    {MLP, PACED, "flash:2", LAYER_OF, "none", 0, 0.70},
+    {MLP, PACED, "slice:4", LAYER_OF, "flash:1", 1, 1.08},
+    {MLP, PACED, "slice:4", EXPOSED_OF, "none", 1, 0.20},
+    {MLP, PACED, "slice:4", EXPOSED_OF, "none", 0, 0.40},
+    {MLP, PACED, "none", EXPOSED_OF_T, "T", 1, 0.90},
+    {MLP, PACED, "none", EXPOSED_OF_T, "T", 0, 1.15},
+    {MLP, PACED | ANY_RATIO, "flash:1", OFF_MODEL, "T", 0, 0.05},
+    {MLP, PACED | ANY_RATIO, "flash:2", OFF_MODEL, "T", 0, 0.05},
+    {ATTENTION, PACED, "flash:1", EXPOSED_OF, "none", 0, 0.05},
+    {ATTENTION, PACED, "flash:2", EXPOSED_OF, "none", 0, 0.05},
+    {ATTENTION, PACED, "row:1", EXPOSED_OF, "none", 1, 0.20},
+    {ATTENTION, PACED, "row:1", OFF_MODEL, "T", 0, 0.05},
+    {ATTENTION, PACED, "none", EXPOSED_OF_T, "T", 1, 0.90},
+    {ATTENTION, PACED, "none", EXPOSED_OF_T, "T", 0, 1.15},
+    {MLP_BACKWARD, PACED, "flash:1", EXPOSED_OF, "none", 0, 0.05},
+    {MLP_BACKWARD, PACED, "flash:2", EXPOSED_OF, "none", 0, 0.05},
+    {MLP_BACKWARD, PACED, "flash:1", LAYER_OF, "none", 0, 0.80},
+    {MLP_BACKWARD, PACED, "none", EXPOSED_OF_T, "T", 1, 0.90},
+    {MLP_BACKWARD, PACED, "none", EXPOSED_OF_T, "T", 0, 1.15},
+    {MLP_BACKWARD, PACED | ANY_RATIO, "flash:1", OFF_MODEL, "T", 0, 0.05},
+    {MLP_BACKWARD, PACED | ANY_RATIO, "flash:2", OFF_MODEL, "T", 0, 0.05},
+    {ATTENTION_BACKWARD, PACED, "flash:1", EXPOSED_OF, "none", 0, 0.05},
+    {ATTENTION_BACKWARD, PACED, "flash:2", EXPOSED_OF, "none", 0, 0.05},
+    {ATTENTION_BACKWARD, PACED, "none", EXPOSED_OF_T, "T", 1, 0.90},
+    {ATTENTION_BACKWARD, PACED, "none", EXPOSED_OF_T, "T", 0, 1.15},
+    {MLP, UNPACED, "flash:2", LAYER_OF, "none", 0, 0.92},
+    {MLP, PACED | REAL_LINK, "flash:2", LAYER_OF, "none", 0, 0.80},
+    {MLP, PACED | REAL_LINK, "flash:2", EXPOSED_OF, "none", 0, 0.15},
 };
 enum { NDEMANDS = sizeof DEMANDS / sizeof *DEMANDS };
 
+static int applies(const Demand* d, const Table* t) {
+    const int when = (t->paced ? PACED : UNPACED) | (t->real ? REAL_LINK : 0);
+    if (d->op != t->shape.op || (d->when & ~ANY_RATIO) != when) { return 0; }
+    return (t->usual || (d->when & ANY_RATIO)) && find_mode(t, d->mode) >= 0 &&
+           (strcmp(d->of, "T") == 0 || find_mode(t, d->of) >= 0);
+}
+
+static double value_of(const Demand* d, const Table* t) {
+    const int i = find_mode(t, d->mode), of = find_mode(t, d->of);
+    switch (d->measure) {
+    case EXPOSED_OF: return exposed_median(t, i) / exposed_median(t, of);
+    case EXPOSED_OF_T: return exposed_median(t, i) / collectives_ms(t);
+    case LAYER_OF: return layer_median(t, i) / layer_median(t, of);
+    case OFF_MODEL: break;
+    }
+    return fabs(exposed_median(t, i) - predicted_ms(t, &t->modes[i])) / collectives_ms(t);
+}
+
 static int verdict(const Table* t, const char* what, double value, const char* relation, double limit,
                    int ok) {
-    printf("%-18s %-7s  %-44s %8.1f %%  %s %5.1f %%  %s\n", op_name(t->op),
-           t->gemm_ms > 0.0 ? "paced" : "unpaced", what, 100.0 * value, relation, 100.0 * limit,
+    printf("%-18s %-7s  %-44s %8.1f %%  %s %5.1f %%  %s\n", layer_name(t->shape.op),
+           t->paced ? "paced" : "unpaced", what, 100.0 * value, relation, 100.0 * limit,
            ok ? "ok" : "FAILED");
     return !ok;
 }
 
-// prints each demand on the table that its modes allow; returns how many failed
+static int too_noisy(const Table* t, int failed) {
+    double spread = 0.0;
+    for (int i = 0; i < t->nmodes; i++) {
+        const BenchSpread s = bench_spread(t->layer_ms[i], t->rounds);
+        spread = fmax(spread, (s.p75 - s.p25) / s.median);
+    }
+    return bench_noisy(t->name, spread, t->foreign_cores, failed);
+}
+
+// prints each demand on the table that its modes allow; returns exit status 0, 1, or BENCH_NOISY
 static int judge(const Table* t) {
     int failed = 0, differ = 0;
     for (int i = 0; i < t->nmodes; i++) {
@@ -421,124 +522,122 @@ static int judge(const Table* t) {
     }
     for (int j = 0; j < NDEMANDS; j++) {
         const Demand* d = &DEMANDS[j];
-        int i = find_mode(t, d->mode), of = find_mode(t, d->of);
-        if (d->op != t->op || d->paced != (t->gemm_ms > 0.0)) { continue; }
-        if (i < 0 || (of < 0 && strcmp(d->of, "T") != 0)) { continue; }
+        if (!applies(d, t)) { continue; }
+        const double value = value_of(d, t);
         char what[64];
-        double value = 0.0;
-        switch (d->measure) {
-        case EXPOSED_OF: value = exposed_median(t, i) / exposed_median(t, of); break;
-        case EXPOSED_OF_T: value = exposed_median(t, i) / collectives_ms(t); break;
-        case LAYER_OF: value = layer_median(t, i) / layer_median(t, of); break;
-        case OFF_MODEL:
-            value = fabs(exposed_median(t, i) - predicted_ms(t, &t->modes[i])) / collectives_ms(t);
-            break;
-        }
-        snprintf(what, sizeof what, "%s of %s %s %s",
-                 d->measure == LAYER_OF    ? "layer"
-                 : d->measure == OFF_MODEL ? "model's error"
-                                           : "exposed",
-                 d->mode, d->measure == OFF_MODEL ? "over" : "over that of", d->of);
-        int ok = d->at_least ? value >= d->limit : value <= d->limit;
+        (void)snprintf(what, sizeof what, "%s of %s %s %s",
+                       d->measure == LAYER_OF    ? "layer"
+                       : d->measure == OFF_MODEL ? "model's error"
+                                                 : "exposed",
+                       d->mode, d->measure == OFF_MODEL ? "over" : "over that of", d->of);
+        const int ok = d->at_least ? value >= d->limit : value <= d->limit;
         failed += verdict(t, what, value, d->at_least ? "at least" : "at most ", d->limit, ok);
     }
-    failed += verdict(t, "modes whose bits differ", (double)differ / t->nmodes, "at most ", 0.0, differ == 0);
-    return failed;
-}
-
-// ---- JSON -------------------------------------------------------------------------------------------------
-static void write_list(FILE* f, const char* name, const double* v, int n) {
-    fprintf(f, "\"%s\": [", name);
-    for (int i = 0; i < n; i++) {
-        fprintf(f, "%s%.4f", i ? ", " : "", v[i]);
-    }
-    fprintf(f, "]");
-}
-
-static void write_json(FILE* f, const Table* tables, int n) {
-    fprintf(f, "[");
-    for (int j = 0; j < n; j++) {
-        const Table* t = &tables[j];
-        fprintf(
-            f,
-            "%s\n{\"op\": \"%s\", \"paced\": %s, \"P\": %d, \"N\": %zu, \"C\": %d, \"L\": %d, \"topology\": "
-            "\"%s\", "
-            "\"device\": \"%s\",\n \"link_gbytes_s\": %.6f, \"link_us\": %g, \"W_ms\": %.4f, \"T_ms\": %.4f, "
-            "\"network\": %s, \"foreign_cores\": %.3f, \"modes\": [",
-            j ? "," : "", op_name(t->op), t->gemm_ms > 0.0 ? "true" : "false", t->P, t->N, t->C, t->L,
-            t->topology == FO_DIRECT ? "direct" : "ring", t->device, t->gbytes_s, t->us, compute_ms(t),
-            collectives_ms(t), t->network ? "true" : "false", t->foreign_cores);
-        for (int i = 0; i < t->nmodes; i++) {
-            fprintf(f, "%s\n  {\"mode\": \"%s\", \"predicted_ms\": %.4f, \"same_bits\": %s,\n   ",
-                    i ? "," : "", t->modes[i].name, predicted_ms(t, &t->modes[i]),
-                    t->same_bits[i] ? "true" : "false");
-            write_list(f, "layer_ms", t->layer_ms[i], t->rounds);
-            fprintf(f, ",\n   ");
-            write_list(f, "exposed_ms", t->exposed_ms[i], t->rounds);
-            fprintf(f, "}");
-        }
-        fprintf(f, "]}");
-    }
-    fprintf(f, "\n]\n");
+    const int noisy = too_noisy(t, failed);
+    verdict(t, "modes whose bits differ", (double)differ / t->nmodes, "at most ", 0.0, differ == 0);
+    return differ ? 1 : noisy ? BENCH_NOISY : failed > 0; // noise excuses no bit
 }
 
 // ---- options ----------------------------------------------------------------------------------------------
 static const char* const HELP =
-    "usage: bench_overlap [options]      without options: the paced MLP and attention layers at P=4, forward "
-    "and\n"
-    "                                    backward, the unpaced MLP layer at P=2, and what is demanded of "
-    "them\n"
-    "Ranks are threads over an emulated link. Under mpirun they are processes; without --ratio and --link "
-    "they then\n"
-    "use the network as it is, of which the link's figures are measured.\n"
-    "  --op OP                 mlp, attention (forward passes), mlp-backward, attention-backward, or all\n"
-    "  --unpaced               the machine as it is (default sizes: P=2, N=2048, C=1024, 11 rounds)\n"
-    "  --gemm-ms MS            paced: fc1, fc2 (default 20) or the projection (default 10) lasts so long for "
-    "all rows\n"
-    "  --ranks P               2 to 16\n"
-    "  --tokens N              rows of the group; attention: one sequence of N/P a rank\n"
-    "  --channels C            attention: in heads of 64\n"
-    "  --layers L              chained without a barrier (default 2)\n"
-    "  --ratio R               link chosen for T/W = R (default 0.558, backward 0.4185; attention: a "
-    "collective = 2 x "
-    "projection)\n"
-    "  --link GBPS,US          this link instead: 10^9 bytes a second, microseconds a message\n"
-    "  --topology direct|ring\n"
-    "  --rounds N              1 to 200 (default 7; unpaced 11)\n"
-    "  --modes LIST            of none, slice:M, flash:M and, for attention, row:M (flash without query "
+    "usage: [mpirun -np P] bench_overlap [options]\n"
+    "Without options: the paced MLP and attention layers at P=4, forward and backward, the unpaced MLP layer "
+    "at "
+    "P=2,\nand what is demanded of them. By mpirun ranks are processes.\n"
+    "  --op OP             mlp, attention, mlp-backward, attention-backward, forward (two), backward (two), "
+    "all\n"
+    "  --unpaced           the machine as it is (default sizes: P=2, N=2048, C=1024, 11 rounds)\n"
+    "  --gemm-ms MS        paced: fc1, fc2 (default 20) or the projection (default 10) lasts so long for all "
+    "rows\n"
+    "  --ranks P           2 to 16; processes: as many as there are\n"
+    "  --rows N            rows of the group; attention: one sequence of N/P a rank\n"
+    "  --width C           channels; attention: in heads of 64\n"
+    "  --layers L          chained without a barrier (default 2)\n"
+    "  --ratio R[,R...]    T/W = R, a table for each. Emulated: the link is chosen; real: the pace. Default "
+    "0.558 "
+    "for mlp;\n"
+    "                      attention: a collective lasts as long as two projections; backward: the same "
+    "link\n"
+    "  --link GBPS,US      this link is emulated: 10^9 bytes a second, microseconds a message\n"
+    "  --link real         the transport as it is; ranks on several hosts always have that\n"
+    "  --rounds N          1 to 200 (default 7; unpaced 11)\n"
+    "  --modes LIST        of none, slice:M, flash:M, ring:M (flash along a ring); attention: row:M (no "
+    "query "
     "split)\n"
-    "  --json FILE             every round's figures\n"
-    "  --check                 exit status 1 if a demand is not met; without --modes, unpaced, only the "
-    "modes demanded\n";
+    "  --json FILE         all figures\n"
+    "  --check             exit status 1 if a demand is not met, 3 if the machine is too noisy to tell; "
+    "without "
+    "--modes\n"
+    "                      only the modes demanded\n";
 
 typedef struct {
     const char *op, *modes, *json;
     int unpaced, check, help, sized;     // sized: an option was given that changes what is measured
     int ranks, channels, layers, rounds; // 0: default
-    size_t tokens;
-    double gemm_ms, ratio, gbytes_s, us;
-    FoTopology topology;
+    size_t rows;
+    int nratios, real;
+    double gemm_ms, ratio[MAX_RATIOS], gbytes_s, us;
+    FoLaunch launch;
 } Options;
 
-static long parse_long(const char* option, const char* s, long low, long high) {
-    char* end;
-    errno = 0;
-    long v = strtol(s, &end, 10);
-    if (errno || end == s || *end || v < low || v > high) {
-        fo_quit(1, "%s %s: want a whole number from %ld to %ld", option, s, low, high);
+static const struct {
+    const char* name;
+    unsigned ops; // bits
+} GROUPS[] = {{"mlp", 1u << MLP},
+              {"attention", 1u << ATTENTION},
+              {"mlp-backward", 1u << MLP_BACKWARD},
+              {"attention-backward", 1u << ATTENTION_BACKWARD},
+              {"forward", 1u << MLP | 1u << ATTENTION},
+              {"backward", 1u << MLP_BACKWARD | 1u << ATTENTION_BACKWARD},
+              {"all", (1u << NLAYER_OPS) - 1}};
+
+static unsigned ops_of(const char* name) {
+    for (size_t i = 0; i < sizeof GROUPS / sizeof *GROUPS; i++) {
+        if (strcmp(GROUPS[i].name, name) == 0) { return GROUPS[i].ops; }
     }
-    return v;
+    bench_refuse("--op %s: want mlp, attention, mlp-backward, attention-backward, forward, backward or all",
+                 name);
 }
 
-static double parse_double(const char* option, const char* s, double low, double high, const char** rest) {
-    char* end;
-    double v = strtod(s, &end);
-    if (end == s || (rest ? *end != ',' : *end != 0) || !(v >= low && v <= high)) {
-        fo_quit(1, "%s %s: want %s from %g to %g", option, s,
-                rest ? "two numbers with a comma, the first" : "a number", low, high);
+static void parse_ratios(Options* o, const char* list) {
+    char text[32];
+    for (const char* s = list; *s || o->nratios == 0;) {
+        const size_t n = strcspn(s, ",");
+        if (o->nratios == MAX_RATIOS) { bench_refuse("--ratio %s: more than %d", list, MAX_RATIOS); }
+        if (n >= sizeof text) { bench_refuse("--ratio %s: want numbers with a comma between two", list); }
+        memcpy(text, s, n);
+        text[n] = 0;
+        o->ratio[o->nratios++] = bench_double("--ratio", text, 0.001, 100.0, NULL);
+        s += n + (s[n] == ',');
     }
-    if (rest) { *rest = end + 1; }
-    return v;
+}
+
+static void parse_value(Options* o, const char* a, const char* v) {
+    if (strcmp(a, "--op") == 0) {
+        (void)ops_of(v);
+        o->op = v;
+    } else if (strcmp(a, "--gemm-ms") == 0) {
+        o->gemm_ms = bench_double(a, v, 0.01, 1e5, NULL);
+    } else if (strcmp(a, "--ranks") == 0) {
+        o->ranks = (int)bench_long(a, v, 2, FO_MAX_RANKS);
+    } else if (strcmp(a, "--rows") == 0) {
+        o->rows = (size_t)bench_long(a, v, 1, 1 << 24);
+    } else if (strcmp(a, "--width") == 0) {
+        o->channels = (int)bench_long(a, v, 1, 1 << 16);
+    } else if (strcmp(a, "--layers") == 0) {
+        o->layers = (int)bench_long(a, v, 1, 1000);
+    } else if (strcmp(a, "--rounds") == 0) {
+        o->rounds = (int)bench_long(a, v, 1, BENCH_MAX_ROUNDS);
+    } else if (strcmp(a, "--ratio") == 0) {
+        o->nratios = 0;
+        parse_ratios(o, v);
+    } else if (strcmp(a, "--link") == 0) {
+        o->real = strcmp(v, "real") == 0;
+        o->gbytes_s = o->real ? 0.0 : bench_double(a, v, 1e-6, 1e4, &v);
+        o->us = o->real ? 0.0 : bench_double(a, v, 0.0, 1e6, NULL);
+    } else {
+        *(strcmp(a, "--modes") == 0 ? &o->modes : &o->json) = v;
+    }
 }
 
 // returns how many arguments option i takes
@@ -547,179 +646,177 @@ static int parse_option(Options* o, int argc, char** argv, int i) {
     if (strcmp(a, "--unpaced") == 0) { return o->unpaced = 1; }
     if (strcmp(a, "--check") == 0) { return o->check = 1; }
     if (strcmp(a, "--help") == 0) { return o->help = 1; }
-    static const char* const known[] = {"--op",       "--gemm-ms", "--ranks", "--tokens",
-                                        "--channels", "--layers",  "--ratio", "--link",
-                                        "--topology", "--rounds",  "--modes", "--json"};
+    static const char* const known[] = {"--op",    "--gemm-ms", "--ranks",  "--rows",  "--width", "--layers",
+                                        "--ratio", "--link",    "--rounds", "--modes", "--json"};
     size_t n = 0;
     while (n < sizeof known / sizeof *known && strcmp(a, known[n]) != 0) {
         n++;
     }
     if (n == sizeof known / sizeof *known) {
-        fo_quit(1, "unknown option %s: bench_overlap --help lists them", a);
+        bench_refuse("unknown option %s: bench_overlap --help lists them", a);
     }
-    if (!v) { fo_quit(1, "%s needs a value: bench_overlap --help says which", a); }
+    if (!v) { bench_refuse("%s needs a value: bench_overlap --help says which", a); }
     o->sized |= strcmp(a, "--op") != 0 && strcmp(a, "--rounds") != 0 && strcmp(a, "--json") != 0;
-    if (strcmp(a, "--op") == 0) {
-        int known_op = strcmp(v, "all") == 0;
-        for (int op = 0; op < NOPS; op++) {
-            known_op |= strcmp(v, op_name((Op)op)) == 0;
-        }
-        if (!known_op) {
-            fo_quit(1, "--op %s: want mlp, attention, mlp-backward, attention-backward or all", v);
-        }
-        o->op = v;
-    } else if (strcmp(a, "--gemm-ms") == 0) {
-        o->gemm_ms = parse_double(a, v, 0.01, 1e5, NULL);
-    } else if (strcmp(a, "--ranks") == 0) {
-        o->ranks = (int)parse_long(a, v, 2, FO_MAX_RANKS);
-    } else if (strcmp(a, "--tokens") == 0) {
-        o->tokens = (size_t)parse_long(a, v, 1, 1 << 24);
-    } else if (strcmp(a, "--channels") == 0) {
-        o->channels = (int)parse_long(a, v, 1, 1 << 16);
-    } else if (strcmp(a, "--layers") == 0) {
-        o->layers = (int)parse_long(a, v, 1, 1000);
-    } else if (strcmp(a, "--rounds") == 0) {
-        o->rounds = (int)parse_long(a, v, 1, MAX_ROUNDS);
-    } else if (strcmp(a, "--ratio") == 0) {
-        o->ratio = parse_double(a, v, 0.001, 100.0, NULL);
-    } else if (strcmp(a, "--link") == 0) {
-        o->gbytes_s = parse_double(a, v, 1e-6, 1e4, &v);
-        o->us = parse_double(a, v, 0.0, 1e6, NULL);
-    } else if (strcmp(a, "--topology") == 0) {
-        if (strcmp(v, "direct") != 0 && strcmp(v, "ring") != 0) {
-            fo_quit(1, "--topology %s: want direct or ring", v);
-        }
-        o->topology = strcmp(v, "ring") == 0 ? FO_RING : FO_DIRECT;
-    } else {
-        *(strcmp(a, "--modes") == 0 ? &o->modes : &o->json) = v;
-    }
+    parse_value(o, a, v);
     return 2;
-}
-
-static void parse_modes(Table* t, const char* list) {
-    for (const char* s = list; *s;) {
-        size_t n = strcspn(s, ",");
-        Mode* m = &t->modes[t->nmodes];
-        if (t->nmodes == MAX_MODES) { fo_quit(1, "--modes %s: more than %d", list, MAX_MODES); }
-        if (n == 0 || n >= sizeof m->name) {
-            fo_quit(1, "--modes %s: want names with a comma between two", list);
-        }
-        memcpy(m->name, s, n);
-        m->name[n] = 0;
-        const char* colon = strchr(m->name, ':');
-        size_t stem = colon ? (size_t)(colon - m->name) : n;
-        m->m = colon ? (int)parse_long("--modes", colon + 1, 1, FO_MAX_M) : 1;
-        int row = t->op == ATTENTION && stem == 3 && strncmp(m->name, "row", 3) == 0;
-        if (stem == 5 && strncmp(m->name, "slice", 5) == 0 && colon) {
-            m->mode = FO_SLICE;
-        } else if (((stem == 5 && strncmp(m->name, "flash", 5) == 0) || row) && colon) {
-            m->mode = FO_FLASH;
-            m->query_split = t->op == ATTENTION && !row;
-        } else if (strcmp(m->name, "none") != 0) {
-            fo_quit(1, "--modes %s: want none, slice:M, flash:M%s", m->name,
-                    t->op == ATTENTION ? " or row:M" : "");
-        }
-        if (find_mode(t, m->name) >= 0) { fo_quit(1, "--modes %s: %s stands there twice", list, m->name); }
-        t->nmodes++;
-        s += n + (s[n] == ',');
-    }
-    if (t->nmodes == 0) { fo_quit(1, "--modes '': want a list such as none,slice:4,flash:1"); }
 }
 
 // what the sizes must be multiples of
 static void check_sizes(const Table* t) {
+    const int P = P_of(t);
     for (int i = 0; i < t->nmodes; i++) {
-        size_t unit = (size_t)(t->P * t->modes[i].m);
-        if (t->N % unit != 0) {
-            fo_quit(1, "--tokens %zu: mode %s on %d ranks wants a multiple of %zu, such as %zu", t->N,
-                    t->modes[i].name, t->P, unit, (t->N / unit + 1) * unit);
+        const size_t unit = (size_t)(P * t->modes[i].m);
+        if (t->shape.N % unit != 0) {
+            bench_refuse("--rows %zu: mode %s on %d ranks wants a multiple of %zu, such as %zu", t->shape.N,
+                         t->modes[i].name, P, unit, (t->shape.N / unit + 1) * unit);
         }
     }
-    int unit = is_mlp(t->op) ? t->P : HEAD_SIZE * t->P;
-    if (t->C % unit != 0) {
-        fo_quit(1, "--channels %d: %s on %d ranks wants a multiple of %d, such as %d", t->C, op_name(t->op),
-                t->P, unit, (t->C / unit + 1) * unit);
+    const int unit = layer_is_attention(t->shape.op) ? LAYER_HEAD * P : P;
+    if (t->shape.C % unit != 0) {
+        bench_refuse("--width %d: %s on %d ranks wants a multiple of %d, such as %d", t->shape.C,
+                     layer_name(t->shape.op), P, unit, (t->shape.C / unit + 1) * unit);
     }
 }
 
-static void init_table(Table* t, const Options* o, Op op, int unpaced) {
-    const char* modes =
-        op == ATTENTION ? "none,slice:4,row:1,flash:1,flash:2" : "none,slice:4,slice:8,flash:1,flash:2";
-    if (unpaced && op == MLP) { modes = o->check ? "none,flash:2" : "none,slice:4,flash:1,flash:2"; }
-    t->op = op;
-    t->P = o->ranks ? o->ranks : are_processes() ? fo_ranks_launched() : unpaced ? 2 : 4;
+static const char* usual_modes(const Options* o, LayerOp op, int unpaced) {
+    if (unpaced) { return o->check ? "none,flash:2" : "none,slice:4,flash:1,flash:2"; }
+    if (op == ATTENTION) {
+        return o->check ? "none,row:1,flash:1,flash:2" : "none,slice:4,slice:8,row:1,flash:1,flash:2";
+    }
+    if (o->check) { return op == MLP ? "none,slice:4,flash:1,flash:2" : "none,flash:1,flash:2"; }
+    return "none,slice:4,slice:8,flash:1,flash:2";
+}
+
+static void init_table(Table* t, const Options* o, LayerOp op, int unpaced, int which_ratio) {
+    const int attention = layer_is_attention(op), P = o->ranks ? o->ranks : unpaced ? 2 : 4;
+    LayerShape* s = &t->shape;
+    s->op = op;
+    s->P = P;
     // paced sizes keep the cores mostly idle, so that a neighbour does no harm; unpaced ones keep the GEMMs
     // efficient
-    t->N = unpaced ? 2048 : is_mlp(op) ? 1024 : 512 * (size_t)t->P;
-    t->N -= t->N % (size_t)(8 * t->P);
-    t->C = unpaced ? 1024 : 256;
-    if (t->C % (HEAD_SIZE * t->P) != 0 && (!is_mlp(op) || t->C % t->P != 0)) { t->C = HEAD_SIZE * t->P; }
-    if (o->tokens) { t->N = o->tokens; }
-    if (o->channels) { t->C = o->channels; }
-    t->B = t->P; // a sequence a shard
+    s->N = unpaced ? 2048 : attention ? 512 * (size_t)P : 1024;
+    s->N -= s->N % (size_t)(8 * P);
+    s->C = unpaced ? 1024 : 256;
+    if (s->C % (LAYER_HEAD * P) != 0 && (attention || s->C % P != 0)) { s->C = LAYER_HEAD * P; }
+    if (o->rows) { s->N = o->rows; }
+    if (o->channels) { s->C = o->channels; }
     t->L = o->layers ? o->layers : 2;
     t->rounds = o->rounds ? o->rounds : unpaced ? 11 : 7;
-    t->gemm_ms = unpaced ? 0.0 : o->gemm_ms > 0.0 ? o->gemm_ms : is_mlp(op) ? 20.0 : 10.0;
-    // a backward pass has three collectives and twice the GEMMs: the same link as the forward pass
-    t->ratio = o->ratio > 0.0 ? o->ratio : op == MLP ? 0.558 : op == MLP_BACKWARD ? 0.75 * 0.558 : 0.0;
-    t->network = are_processes() && !(o->ratio > 0.0) && !(o->gbytes_s > 0.0);
+    t->paced = !unpaced;
+    t->gemm_ms = o->gemm_ms > 0.0 ? o->gemm_ms : attention ? 10.0 : 20.0;
+    t->pace_free = o->gemm_ms <= 0.0;
+    // a backward pass has twice the work and three collectives for two: 0.75 of the ratio is the same link
+    t->ratio = o->nratios ? o->ratio[which_ratio] : attention ? 0.0 : op == MLP ? 0.558 : 0.4185;
+    t->usual = !o->nratios && o->gbytes_s <= 0.0;
     t->gbytes_s = o->gbytes_s;
     t->us = o->gbytes_s > 0.0 ? o->us : 20.0;
-    t->topology = o->topology;
-    parse_modes(t, o->modes ? o->modes : modes);
+    t->real = o->real;
+    t->nmodes = bench_modes(t->modes, o->modes ? o->modes : usual_modes(o, op, unpaced), op == ATTENTION, 0);
     check_sizes(t);
+    int n = snprintf(t->name, sizeof t->name, "%s %s P=%d", layer_name(op), unpaced ? "unpaced" : "paced", P);
+    if (o->nratios > 1) { (void)snprintf(t->name + n, sizeof t->name - (size_t)n, " T/W=%g", t->ratio); }
 }
 
-static int choose_tables(Table* tables, const Options* o) {
-    int n = 0, all = !o->op || strcmp(o->op, "all") == 0,
-        suite = !o->op && !o->unpaced && !o->sized && !are_processes();
-    if (are_processes() && o->ranks && o->ranks != fo_ranks_launched()) {
-        fo_quit(1, "--ranks %d: %d processes were started, each of which is a rank", o->ranks,
-                fo_ranks_launched());
-    }
+static int choose_tables(Table* tables, Options* o) {
+    int n = 0;
+    const int suite = !o->op && !o->unpaced && !o->sized;
+    const unsigned ops = ops_of(o->op ? o->op : o->unpaced ? "mlp" : o->sized ? "forward" : "all");
     if (o->check && o->rounds > 0 && o->rounds < 7) {
-        fo_quit(1, "--check --rounds %d: want at least 7 rounds", o->rounds);
+        bench_refuse("--check --rounds %d: want at least 7 rounds", o->rounds);
     }
-    if (o->unpaced && o->gemm_ms > 0.0) { fo_quit(1, "--unpaced and --gemm-ms: want one of them"); }
-    if (o->ratio > 0.0 && o->gbytes_s > 0.0) { fo_quit(1, "--ratio and --link: want one of them"); }
-    for (int op = 0; op < NOPS; op++) {
-        if (all || strcmp(o->op, op_name((Op)op)) == 0) { init_table(&tables[n++], o, (Op)op, o->unpaced); }
+    if (o->unpaced && o->gemm_ms > 0.0) { bench_refuse("--unpaced and --gemm-ms: want one of them"); }
+    if (o->nratios && o->gbytes_s > 0.0) { bench_refuse("--ratio and --link: want one of them"); }
+    if (o->nratios && o->real && (o->unpaced || o->gemm_ms > 0.0)) {
+        bench_refuse(
+            "--ratio, --link real: the ratio chooses the pace, so leave out --unpaced and --gemm-ms");
     }
-    if (suite) { init_table(&tables[n++], o, MLP, 1); }
+    if (o->launch.n > 1 && o->ranks && o->ranks != o->launch.n) {
+        bench_refuse("--ranks %d: %d processes were started, each of which is a rank", o->ranks, o->launch.n);
+    }
+    if (o->launch.n > FO_MAX_RANKS) {
+        bench_refuse("%d processes were started: want at most %d", o->launch.n, FO_MAX_RANKS);
+    }
+    if (o->launch.n > 1) { o->ranks = o->launch.n; }
+    for (int op = 0; op < NLAYER_OPS; op++) {
+        for (int i = 0; i < (o->nratios ? o->nratios : 1) && (ops >> op & 1); i++) {
+            init_table(&tables[n++], o, (LayerOp)op, o->unpaced, i);
+        }
+    }
+    if (suite) { init_table(&tables[n++], o, MLP, 1, 0); }
     return n;
 }
 
-int main(int argc, char** argv) {
-    Options o = {0};
-    for (int i = 1; i < argc;) {
-        i += parse_option(&o, argc, argv, i);
+// ---- the run ----------------------------------------------------------------------------------------------
+typedef struct {
+    Options o;
+    Table tables[MAX_TABLES];
+    int ntables, first, end; // of this group of ranks
+    char device[160];
+} Run;
+
+static void rank_body(FoGroup* g, void* arg) {
+    Run* run = (Run*)arg;
+    Rank* k = calloc(1, sizeof *k);
+    Table* own = malloc(sizeof *own);
+    fo_require(k && own, "out of memory");
+    for (int j = run->first; j < run->end; j++) {
+        memset(k, 0, sizeof *k);
+        *own = run->tables[j];
+        k->t = own, k->group = g, k->device = fo_device_open(fo_group_rank(g), fo_group_nlocal(g));
+        fo_group_barrier(g); // all have taken their table
+        measure(k);
+        if (fo_group_rank(g) == 0) {
+            run->tables[j] = *own;
+            if (!run->device[0]) {
+                (void)snprintf(run->device, sizeof run->device, "%s", fo_device_name(k->device));
+                printf("%s", LEGEND);
+                bench_print_machine(run->device);
+            }
+            print_table(own);
+        }
+        fo_device_close(k->device);
+        fo_group_barrier(g);
     }
-    if (o.help) {
-        printf("%s", HELP);
+    free(own);
+    free(k);
+}
+
+int main(int argc, char** argv) {
+    static Run run;
+    Options* o = &run.o;
+    BenchJson json;
+    char err[FO_LAUNCH_ERR];
+    o->launch = fo_launch_default();
+    for (int i = 1; i < argc;) {
+        i += parse_option(o, argc, argv, i);
+    }
+    const int speaks = fo_launch_speaks();
+    if (o->help) {
+        if (speaks) { printf("%s", HELP); }
         return 0;
     }
-    Table* tables = calloc(MAX_TABLES, sizeof *tables);
-    fo_require(tables != NULL, "out of memory");
-    int n = choose_tables(tables, &o), failed = 0;
-    const int speaks = fo_launch_speaks();
-    FILE* json = o.json && speaks ? fopen(o.json, "w") : NULL; // now, not after a minute of measuring
-    if (o.json && speaks && !json) { fo_quit(1, "--json %s: %s", o.json, strerror(errno)); }
-    if (speaks) { printf("%s", LEGEND); }
-    for (int j = 0; j < n; j++) {
-        fo_ranks_run(tables[j].P, rank_body, &tables[j]);
-        if (j == 0 && speaks) { print_machine(&tables[j]); }
-        if (speaks) { print_table(&tables[j]); }
-    }
-    if (speaks && (!o.sized || o.check)) {
-        printf("\n# demands\n");
-        for (int j = 0; j < n; j++) {
-            failed += judge(&tables[j]);
+    if (fo_launch_find(&o->launch, err)) { bench_refuse("%s", err); }
+    const int n = choose_tables(run.tables, o);
+    bench_json_open(&json, speaks ? o->json : NULL);
+    for (run.first = 0; run.first < n; run.first = run.end) { // tables on as many ranks
+        run.end = run.first + 1;
+        while (run.end < n && P_of(&run.tables[run.end]) == P_of(&run.tables[run.first])) {
+            run.end++;
         }
+        fo_launch_run(&o->launch, P_of(&run.tables[run.first]), rank_body, &run);
     }
-    if (json) {
-        write_json(json, tables, n);
-        if (fclose(json) != 0) { fo_quit(1, "--json %s: %s", o.json, strerror(errno)); }
+    if (!speaks) { return 0; }
+    print_crossover(run.tables, n);
+    int status = 0;
+    if (!o->sized || o->check) { printf("\n# demands\n"); }
+    for (int j = 0; j < n && (!o->sized || o->check); j++) {
+        const int judged = judge(&run.tables[j]);
+        status = judged == 1 || status == 0 ? judged : status;
     }
-    free(tables);
-    return o.check && failed > 0;
+    bench_json_head(&json, "bench_overlap", argc, argv, run.device);
+    for (int j = 0; j < n; j++) {
+        write_json(&json, &run.tables[j]);
+    }
+    bench_json_close(&json);
+    return o->check ? status : 0;
 }

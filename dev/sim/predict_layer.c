@@ -9,12 +9,16 @@
  */
 #include "dev/bench/layer.h"
 #include "flashoverlap/sim/sim.h"
-#include <errno.h>
 
-static const Mode MODES[] = {{"none", FO_NONE, 1, 0},     {"slice:2", FO_SLICE, 2, 0},
-                             {"slice:4", FO_SLICE, 4, 0}, {"slice:8", FO_SLICE, 8, 0},
-                             {"row:1", FO_FLASH, 1, 0},   {"flash:1", FO_FLASH, 1, 1},
-                             {"flash:2", FO_FLASH, 2, 1}, {"flash:4", FO_FLASH, 4, 1}};
+static const char MODES[] = "none,slice:2,slice:4,slice:8,flash:1,flash:2,flash:4";
+
+typedef struct {
+    BenchMode modes[BENCH_MAX_MODES];
+    int nmodes;
+    LayerShape shape;
+    LayerCost cost;
+    double layer_ms[BENCH_MAX_MODES], exposed_ms[BENCH_MAX_MODES];
+} Table;
 
 static int color_alone(const void* arg, int nth, int rank) {
     (void)arg, (void)nth, (void)rank;
@@ -26,122 +30,136 @@ static int alike_alone(const void* arg, int nth) {
 }
 
 // the host waits for what it has queued; ms since then
-static double sync_ms(Rank* k, double start) {
-    fo_stream_sync(k->compute);
-    fo_stream_sync(k->comm);
+static double sync_ms(Layer* y, double start) {
+    fo_stream_sync(y->compute);
+    fo_stream_sync(y->comm);
     return 1e3 * (fo_now() - start);
 }
 
 static void run(Table* t, const SimHardware* h) {
-    Rank k = {.t = t};
-    k.device = sim_device_open(h);
-    k.group = sim_world(k.device, t->P, (SimColors){color_alone, alike_alone, NULL});
-    open_layer(&k);
-    open_modes(&k);
-    sync_ms(&k, 0.0);
+    Layer y;
+    FoDevice* device = sim_device_open(h);
+    FoGroup* group = sim_world(device, t->shape.P, (SimColors){color_alone, alike_alone, NULL});
+    layer_open(&y, t->shape, group, device);
     for (int part = 0; part < NPARTS; part++) {
-        const double start = fo_now();
-        queue_part(&k, part);
-        t->part_ms[part] = sync_ms(&k, start);
+        const double start = fo_now() + 1e-3 * sync_ms(&y, fo_now());
+        layer_queue_part(&y, (LayerPart)part);
+        t->cost.part_ms[part] = sync_ms(&y, start);
     }
-    t->us = 1e6 * fo_group_message_s(k.group, 0);
-    t->gbytes_s = h->link_gbytes_s;
+    t->cost.us = 1e6 * fo_group_message_s(group, 0);
+    t->cost.gbytes_s = h->link_gbytes_s;
     for (int i = 0; i < t->nmodes; i++) {
+        LayerPlan plan;
+        layer_plan_open(&y, &plan, &t->modes[i]);
+        layer_start(&y, &plan);
+        sync_ms(&y, 0.0);
         const double start = fo_now();
-        queue_layer(&k, i);
-        fo_stream_sync(k.compute);
-        t->layer_ms[i][0] = 1e3 * (fo_now() - start);
-        sync_ms(&k, start);
-        t->exposed_ms[i][0] = exposed_of(&k, i);
+        layer_queue(&y, &plan);
+        fo_stream_sync(y.compute);
+        t->layer_ms[i] = 1e3 * (fo_now() - start);
+        sync_ms(&y, start);
+        t->exposed_ms[i] = layer_exposed_ms(&plan);
+        layer_plan_close(&plan);
     }
-    close_layer(&k);
-    sim_world_free(k.group);
-    fo_device_close(k.device);
+    layer_close(&y);
+    sim_world_free(group);
+    fo_device_close(device);
 }
 
-static void print_table(const Table* t, const SimHardware* h, int nseq) {
-    const double none = t->layer_ms[0][0];
+static double hidden(const Table* t, int i) {
+    return 100.0 * (1.0 - t->exposed_ms[i] / t->exposed_ms[0]);
+}
+static double against_none(const Table* t, int i) {
+    return 100.0 * (t->layer_ms[i] / t->layer_ms[0] - 1.0);
+}
+
+static void print_table(const Table* t, const SimHardware* h) {
+    const LayerShape* s = &t->shape;
+    const double W = layer_compute_ms(&t->cost), T = layer_collectives_ms(s, &t->cost);
     printf("# predicted, not measured: %s, %d sequences of %zu tokens, %d channels, %d ranks, on %s\n",
-           op_name(t->op), nseq, t->N / (size_t)nseq, t->C, t->P, h->name);
-    printf("# computation alone (W) %.2f ms, communication alone (T) %.2f ms, T/W %.3f\n", compute_ms(t),
-           collectives_ms(t), collectives_ms(t) / compute_ms(t));
-    printf("%-9s %10s %9s %10s %9s %10s\n", "mode", "layer ms", "vs none", "exposed ms", "hidden",
+           layer_name(s->op), s->B, s->N / (size_t)s->B, s->C, s->P, h->name);
+    printf("# computation alone (W) %.2f ms, communication alone (T) %.2f ms, T/W %.3f\n", W, T, T / W);
+    printf("%-9s %10s %9s %10s %9s %12s\n", "mode", "layer ms", "vs none", "exposed ms", "hidden",
            "closed form");
     for (int i = 0; i < t->nmodes; i++) {
-        printf("%-9s %10.2f %+8.1f%% %10.2f %8.1f%% %11.2f\n", t->modes[i].name, t->layer_ms[i][0],
-               100.0 * (t->layer_ms[i][0] / none - 1.0), t->exposed_ms[i][0],
-               100.0 * (1.0 - t->exposed_ms[i][0] / t->exposed_ms[0][0]), predicted_ms(t, &t->modes[i]));
+        printf("%-9s %10.2f %+8.1f%% %10.2f %8.1f%% %12.2f\n", t->modes[i].name, t->layer_ms[i],
+               against_none(t, i), t->exposed_ms[i], hidden(t, i),
+               layer_predicted_ms(s, &t->cost, &t->modes[i]));
     }
 }
 
-// in bench_overlap's format, each mode with one round
-static void write_json(const Table* t, const SimHardware* h, const char* path) {
-    FILE* f = fopen(path, "w");
-    if (!f) { fo_quit(1, "%s: %s", path, strerror(errno)); }
-    fprintf(f,
-            "[{\"op\": \"%s\", \"paced\": false, \"P\": %d, \"N\": %zu, \"C\": %d, \"B\": %d, \"device\": "
-            "\"%s\",\n"
-            " \"link_gbytes_s\": %.6f, \"link_us\": %g, \"W_ms\": %.4f, \"T_ms\": %.4f, \"modes\": [",
-            op_name(t->op), t->P, t->N, t->C, t->B, h->name, t->gbytes_s, t->us, compute_ms(t),
-            collectives_ms(t));
+static void one_spread(BenchJson* j, const char* name, double ms) {
+    const BenchSpread s = {ms, ms, ms};
+    bench_json_spread(j, name, s);
+}
+
+// as bench_overlap's, of one round
+static void write_json(const Table* t, const SimHardware* h, int argc, char** argv, const char* path) {
+    BenchJson j;
+    bench_json_open(&j, path);
+    bench_json_head(&j, "predict_layer", argc, argv, h->name);
+    bench_json_begin(&j, NULL, '{');
+    bench_json_text(&j, "op", layer_name(t->shape.op));
+    bench_json_number(&j, "ranks", t->shape.P);
+    bench_json_number(&j, "rows", (double)t->shape.N);
+    bench_json_number(&j, "width", t->shape.C);
+    bench_json_number(&j, "sequences", t->shape.B);
+    bench_json_number(&j, "link_gbytes_s", t->cost.gbytes_s);
+    bench_json_number(&j, "link_us", t->cost.us);
+    bench_json_number(&j, "comm_ms", layer_collectives_ms(&t->shape, &t->cost));
+    bench_json_number(&j, "compute_ms", layer_compute_ms(&t->cost));
+    bench_json_number(&j, "rounds", 1);
+    bench_json_begin(&j, "modes", '[');
     for (int i = 0; i < t->nmodes; i++) {
-        fprintf(
-            f,
-            "%s\n  {\"mode\": \"%s\", \"predicted_ms\": %.4f, \"layer_ms\": [%.4f], \"exposed_ms\": [%.4f]}",
-            i ? "," : "", t->modes[i].name, predicted_ms(t, &t->modes[i]), t->layer_ms[i][0],
-            t->exposed_ms[i][0]);
+        bench_json_begin(&j, NULL, '{');
+        bench_json_text(&j, "mode", t->modes[i].name);
+        one_spread(&j, "total", t->layer_ms[i]);
+        one_spread(&j, "exposed", t->exposed_ms[i]);
+        bench_json_number(&j, "hidden_percent", hidden(t, i));
+        bench_json_number(&j, "vs_none_percent", against_none(t, i));
+        bench_json_number(&j, "predicted_ms", layer_predicted_ms(&t->shape, &t->cost, &t->modes[i]));
+        bench_json_end(&j, '}');
     }
-    fprintf(f, "]}]\n");
-    if (fclose(f) != 0) { fo_quit(1, "%s: %s", path, strerror(errno)); }
-}
-
-static int number(const char* name, const char* text, int most) {
-    char* end;
-    errno = 0;
-    const long v = strtol(text, &end, 10);
-    if (errno || end == text || *end || v < 1 || v > most) {
-        fo_quit(1, "%s '%s': want a whole number from 1 to %d", name, text, most);
-    }
-    return (int)v;
+    bench_json_end(&j, ']');
+    bench_json_end(&j, '}');
+    bench_json_close(&j);
 }
 
 int main(int argc, char** argv) {
     static Table t;
+    LayerShape* s = &t.shape;
     SimHardware h;
     char why[SIM_ERR];
     if (argc < 7 || argc > 8) {
-        fo_quit(2, "usage: predict_layer HARDWARE OP RANKS SEQUENCES TOKENS CHANNELS [JSON], as in: ascend "
-                   "mlp 4 32 4096 "
-                   "4096");
+        fo_quit(
+            2,
+            "usage: predict_layer HARDWARE OP RANKS SEQUENCES TOKENS CHANNELS [JSON], as in: ascend mlp 4 32 "
+            "4096 4096");
     }
     if (sim_hardware_read(&h, argv[1], why)) { fo_quit(1, "%s", why); }
-    while (t.op < NOPS && strcmp(argv[2], op_name(t.op)) != 0) {
-        t.op = (Op)(t.op + 1);
+    while (s->op < NLAYER_OPS && strcmp(argv[2], layer_name(s->op)) != 0) {
+        s->op = (LayerOp)(s->op + 1);
     }
-    if (t.op == NOPS) {
+    if (s->op == NLAYER_OPS) {
         fo_quit(1, "'%s': want mlp, attention, mlp-backward or attention-backward", argv[2]);
     }
-    t.P = number("RANKS", argv[3], FO_PLAN_MAX_RANKS);
-    t.B = number("SEQUENCES", argv[4], 1 << 20);
-    t.N = (size_t)t.B * (size_t)number("TOKENS", argv[5], 1 << 20);
-    t.C = number("CHANNELS", argv[6], 1 << 16);
-    t.L = t.rounds = 1;
-    for (size_t i = 0; i < sizeof MODES / sizeof *MODES; i++) {
-        if (t.op != ATTENTION && strcmp(MODES[i].name, "row:1") == 0) { continue; }
-        t.modes[t.nmodes++] = MODES[i];
+    s->P = (int)bench_long("RANKS", argv[3], 2, FO_PLAN_MAX_RANKS);
+    s->B = (int)bench_long("SEQUENCES", argv[4], 1, 1 << 20);
+    s->N = (size_t)s->B * (size_t)bench_long("TOKENS", argv[5], 1, 1 << 20);
+    s->C = (int)bench_long("CHANNELS", argv[6], 1, 1 << 16);
+    if (s->B % s->P != 0 || s->N % ((size_t)s->P * 8) != 0) {
+        fo_quit(1, "SEQUENCES %d on RANKS %d: want a multiple of RANKS, and a multiple of %d tokens in all",
+                s->B, s->P, s->P * 8);
     }
-    if (t.P < 2 || t.B % t.P != 0 || t.N % ((size_t)t.P * 8) != 0) {
-        fo_quit(1,
-                "RANKS %d of SEQUENCES %d: want 2 or more, which divide SEQUENCES, and a multiple of %d "
-                "tokens in all",
-                t.P, t.B, t.P * 8);
+    const int unit = layer_is_attention(s->op) ? LAYER_HEAD * s->P : s->P;
+    if (s->C % unit != 0) {
+        fo_quit(1, "CHANNELS %d: %s on %d ranks wants a multiple of %d", s->C, layer_name(s->op), s->P, unit);
     }
-    const int unit = is_mlp(t.op) ? t.P : HEAD_SIZE * t.P;
-    if (t.C % unit != 0) {
-        fo_quit(1, "CHANNELS %d: %s on %d ranks wants a multiple of %d", t.C, op_name(t.op), t.P, unit);
-    }
+    t.nmodes = bench_modes(t.modes,
+                           s->op == ATTENTION ? "none,slice:2,slice:4,slice:8,row:1,flash:1,flash:2" : MODES,
+                           s->op == ATTENTION, 0);
     run(&t, &h);
-    print_table(&t, &h, t.B);
-    if (argc == 8) { write_json(&t, &h, argv[7]); }
+    print_table(&t, &h);
+    if (argc == 8) { write_json(&t, &h, argc, argv, argv[7]); }
     return 0;
 }

@@ -4,12 +4,15 @@
 # Timing on a machine that others use can be wrong once: a table that fails is measured again, at most twice.
 set -uo pipefail
 bench=${B:?the build folder}/dev/bench/bench_overlap
-passed=0 failed=0 out=$(mktemp); trap 'rm -f "$out"' EXIT
+passed=0 failed=0 out=$(mktemp) json=$(mktemp); trap 'rm -f "$out" "$json"' EXIT
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 check() {
-    local attempt
+    local attempt rc
     for attempt in 1 2 3; do
-        if timeout -k 5 80 "$bench" --check "$@" >"$out" 2>&1; then break; fi
+        timeout -k 5 80 "$bench" --check "$@" >"$out" 2>&1; rc=$?
+        # 3: too noisy for a verdict. What holds in spite of noise is taken, here
+        if [[ $rc == 0 || ($rc == 3 && $(grep -c '  FAILED$' "$out") == 0) ]]; then break; fi
         echo "bench_overlap --check $*: attempt $attempt failed"; grep -E 'FAILED|foreign [0-9]' "$out"
         ((SECONDS < 120)) || break # on a machine so busy that another attempt would not end in time
     done
@@ -33,17 +36,53 @@ refused "--rank" --rank 4
 refused "--ranks 17" --ranks 17
 refused "--ranks 4x" --ranks 4x
 refused "--link 1" --link 1
-refused "--tokens 1000" --op mlp --tokens 1000
-refused "--channels 320" --op attention --channels 320
+refused "--rows 1000" --op mlp --rows 1000
+refused "--width 320" --op attention --width 320
 refused "row:1" --op mlp --modes none,row:1
 refused "twice" --op mlp --modes none,none
 refused "want one of them" --unpaced --gemm-ms 3
 refused "at least 7" --check --rounds 3
+refused "--link real" --link real --ratio 0.5 --gemm-ms 3
+refused "--modes row:1" --op mlp-backward --modes none,row:1
+refused "--modes ring" --op mlp --modes none,ring
+refused "--ratio" --ratio 0.5,x
+refused "--op head" --op head
 refused "--json /nowhere/at/all" --json /nowhere/at/all
+short=(--op mlp-backward --layers 1 --gemm-ms 2 --rounds 1 --modes none,slice:2,flash:1,ring:2 --json "$json")
+# COMMAND...: writes the JSON that the README describes: of so many ranks, with these ratios of T to W
+written() {
+    local ranks=$1; shift
+    if "$@" >"$out" 2>&1 && /usr/bin/python3 - "$json" "$ranks" 2>>"$out" <<'END'
+import json, os, sys
+path, ranks = sys.argv[1], int(sys.argv[2])
+with open(path) as f:
+    data = json.load(f)
+assert data["program"] == "bench_overlap" and data["command"].endswith(path) and data["date"] and data["device"]
+assert not os.path.exists(path + ".tmp")
+assert [round(t["comm_ms"] / t["compute_ms"], 2) for t in data["tables"]] == [0.5, 2.0], "ratios"
+for t in data["tables"]:
+    assert (t["op"], t["ranks"], t["rounds"], t["layers"]) == ("mlp-backward", ranks, 1, 1), "table"
+    assert [m["mode"] for m in t["modes"]] == ["none", "slice:2", "flash:1", "ring:2"], "modes"
+    assert all(m["same_bits"] for m in t["modes"][:3]), "bits"
+    assert t["modes"][0]["hidden_percent"] == 0 and t["modes"][2]["hidden_percent"] > 10, "hidden"
+    assert all(0 < m["total_p25"] <= m["total_ms"] <= m["total_p75"] for m in t["modes"]), "spread"
+END
+    then
+        passed=$((passed + 1))
+    else
+        echo "$*: failed: the JSON is not what it should be"; tail -n 12 "$out"; failed=$((failed + 1))
+    fi
+}
+written 4 "$bench" --ratio 0.5,2 "${short[@]}"
+if [[ $B == *-mpi* ]]; then # processes, on one machine
+    written 2 mpirun --oversubscribe --bind-to none -np 2 "$bench" --ratio 0.5,2 "${short[@]}"
+fi
 check --op mlp
+# T/W: t_m/t_c is 0.6, 1.25 and 2 at 4 ranks
+check --op mlp --ratio 0.45,0.9375,1.5 --modes none,flash:1,flash:2 --layers 1
 check --op attention
 check --op mlp-backward --layers 1
 check --op attention-backward --layers 1
-check --op mlp --unpaced --tokens 1024
+check --op mlp --unpaced --rows 1024
 echo "$passed passed, $failed failed"
 [[ $failed == 0 && $passed != 0 ]]
