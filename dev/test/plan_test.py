@@ -5,7 +5,7 @@ dev/plot_timeline.py takes out of one; bad machines.
 
 import os, random, re, subprocess, sys
 
-from program import DEVICE, Run, check, main, shard, succeeds, tmp, write
+from program import DEVICE, PROGRAM, Run, check, main, shard, succeeds, tmp, write
 
 sys.path.insert(0, "dev")
 import plot_timeline
@@ -193,5 +193,36 @@ def test_bad():
         check(run.rc == 1 and says in run.err, f"{args}: exit status {run.rc}: {run.err}")
 
 
+def test_scripts():
+    """Every preset is one; what the scripts of scaling read of --plan; what they refuse."""
+    sys.path.insert(0, "dev/sim")
+    from common import UserError, output_of, plan as modes_of, replace_range
+    presets = [f"{os.getcwd()}/dev/sim/hardware/{f}" for f in os.listdir("dev/sim/hardware")]
+    check(any(p.endswith("/cpu.txt") for p in presets), f"this CPU is one: {presets}")
+    for preset in presets:
+        modes = modes_of(PROGRAM, preset, ["-e", MODEL, "-b", "4", "-t", "128", "--tp", "2"])
+        check({"none", "slice:4", "flash:1"} <= set(modes) and all(p["step_ms"] > 0 and p["mfu"] <= 100 for p in modes.values()),
+              f"{preset}: {modes}")
+    machine("tiny", PLAIN.replace("memory_gib 1000", "memory_gib 0.001").format(link=1, us=1))
+    modes = modes_of(PROGRAM, f"{tmp}/tiny", ["-e", MODEL, "-t", "128"])
+    check(modes and all("gib" in p for p in modes.values()), f"needs more memory: {modes}")
+    write("doc.md", b"a\n<!-- x -->\nold\n<!-- end of x -->\nb\n")
+    replace_range(f"{tmp}/doc.md", "x", "new\n")
+    with open(f"{tmp}/doc.md") as f:
+        check(f.read() == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n", "the range alone is replaced")
+    for function, args in ((replace_range, (f"{tmp}/doc.md", "y", "")), (output_of, (["false"],))):
+        try:
+            function(*args)
+            check(False, f"refused: {args}")
+        except UserError as e:
+            check("\n" not in str(e), f"one line: {e}")
+    for command in (["measure.py", "-o", f"{tmp}/m.txt", "--rows", "7"], ["check_scaling.py", "--ranks", "3"],
+                    ["check_scaling.py", "--meshes", "pp"], ["check_scaling.py", "--steps", "1"]):
+        run = subprocess.run([sys.executable, f"dev/sim/{command[0]}", *command[1:]], capture_output=True, text=True)
+        check(run.returncode in (1, 2) and run.stderr.count("\n") == 1 and ("want" in run.stderr or "none of" in run.stderr),
+              f"{command}: {run.returncode} {run.stderr}")
+    check(not os.path.exists(f"{tmp}/m.txt"), "nothing was written")
+
+
 if __name__ == "__main__":
-    main([test_formulas, test_meshes, test_timeline, test_bad] + [test_measured] * (DEVICE == "cpu"))
+    main([test_formulas, test_meshes, test_timeline, test_bad, test_scripts] + [test_measured] * (DEVICE == "cpu"))
