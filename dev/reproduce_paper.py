@@ -186,6 +186,9 @@ What differs, and why:
 - *Slices.* The paper does not say into how many it cuts. In M slices 1/M of the communication stays exposed, so its 83.9 % lie
   between 4 and 8. Its machine does a slice in one GEMM; here a slice is computed owner by owner, so that all schedules have the same
   bits. The simulated machine has no cost of small GEMMs, so that does not show.
+- *Hosts.* TCP through a shaped link has good and bad moments (see the quartiles), and there are two cores for all hosts. Four slices
+  between four hosts lost against none in each run; we have not found out why. A bit of the gain above the emulated link's is
+  none's: it takes longer than T.
 
 Real computation at full speed, not paced, on two ranks and two cores (copies, sums and the scheduler take part):
 

@@ -46,8 +46,8 @@ layer() { local name=$1; shift; measure "$name" "$bench/bench_overlap" --rounds 
 for P in 2 4 8; do layer "mlp_$P" --op mlp --ranks $P --modes $all --ratio 0.558; done
 layer mlp_unpaced --op mlp --ranks 2 --unpaced --modes $all --ratio 0.558
 # Table 4: attention weighs as much beside the projection as there: T/W 0.25 and 0.35
-layer attention_4096 --op attention --gemm-ms 5 --rows 9728 --ratio 0.2516 --modes none,slice:4,row:1,flash:1,flash:2
-((quick)) || layer attention_8192 --op attention --gemm-ms 5 --rows 14464 --ratio 0.348 \
+layer attention_4096 --op attention --gemm-ms 15 --rows 9728 --ratio 0.2516 --modes none,slice:4,row:1,flash:1,flash:2
+((quick)) || layer attention_8192 --op attention --gemm-ms 15 --rows 14464 --ratio 0.348 \
     --modes none,slice:4,row:1,flash:1,flash:2
 layer attention_weak --op attention --modes none,slice:4,slice:8,row:1,row:2,flash:1,flash:2
 # ours: backward passes, and where communication outweighs computation
@@ -57,7 +57,7 @@ for ratio in $( ((quick)) && echo 2 || echo 0.25 0.75 1 1.25 1.5 2 3); do
     layer "ratio_$ratio" --op mlp --modes $all --ratio "$ratio"
 done
 # the same MLP layer between hosts
-for hosts in "2 0.776" "4 1.165"; do
+for hosts in "2 0.388" "4 0.58"; do
     read -r P gbit <<<"$hosts"
     ((quick && P == 4)) && continue
     export FO_CLUSTER=paper
