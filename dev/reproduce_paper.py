@@ -95,9 +95,9 @@ def draw(path, title, groups, bars, note):
         drawn = axes.bar(at, values, width * 0.94, label=bar, color=COLORS.get(bar, "#9d755d"))
         axes.bar_label(drawn, fmt="%.0f", fontsize=7)
     axes.set_xticks([g + width * (len(bars) - 1) / 2 for g in range(len(groups))], list(groups), fontsize=8)
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=10, loc="left")
     axes.set_ylabel("layer faster than none, %", fontsize=9)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, ncol=len(bars), loc="lower right", bbox_to_anchor=(1, 1))
     axes.margins(y=0.12)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
