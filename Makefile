@@ -148,7 +148,7 @@ $(B)/train_gpt: $(B)/sim.o
 # what benches share
 SHARED := dev/bench/bench.c dev/bench/layer.c
 $(B)/dev/bench/bench_overlap: $(SHARED:%=$(B)/%.o)
-$(B)/dev/bench/bench_mesh: $(B)/dev/bench/bench.c.o
+$(B)/dev/bench/bench_mesh $(B)/dev/bench/bench_link: $(B)/dev/bench/bench.c.o
 # the bench's layers on the simulated device: the same object with another main
 $(B)/sim_layer.o: $(filter $(B)/sim/flashoverlap/%,$(SIM)) $(SHARED:%=$(B)/sim/%.o) $(B)/sim/dev/sim/predict_layer.c.o
 	@$(LD) -r -o $@ $^

@@ -6,17 +6,10 @@
  *
  * The link's figures are those of the slowest neighbours while every rank sends to the next.
  */
-#include "flashoverlap/fo_comm.h"
+#include "dev/bench/bench.h"
 #include "flashoverlap/fo_ops.h" // FO_MAX_RANKS
-#include <stdio.h>
-#include <stdlib.h>
 
 enum { NOPS = 200, NROUNDS = 15, TINY = 64 };
-
-static int ascending(const void* a, const void* b) {
-    const double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
 
 static void body(FoGroup* world, void* arg) {
     (void)arg;
@@ -34,8 +27,6 @@ static void body(FoGroup* world, void* arg) {
         fo_stream_sync(compute);
         done[round] = (fo_now() - start) / NOPS;
     }
-    qsort(queued, NROUNDS, sizeof *queued, ascending);
-    qsort(done, NROUNDS, sizeof *done, ascending);
     fo_group_barrier(world);
     fo_group_measure(world, comm);
     const double latency = fo_group_message_s(world, 0);
@@ -44,7 +35,7 @@ static void body(FoGroup* world, void* arg) {
         printf("# %d ranks, %d of them on this machine, by %s; %s\n", fo_group_size(world),
                fo_group_nlocal(world), fo_group_transport(world), fo_device_name(device));
         printf("link_gbytes_s %.4g link_us %.4g kernel_us %.4g launch_us %.4g\n", 1e-9 / byte, 1e6 * latency,
-               1e6 * done[NROUNDS / 2], 1e6 * queued[NROUNDS / 2]);
+               1e6 * bench_quantile(done, NROUNDS, 0.5), 1e6 * bench_quantile(queued, NROUNDS, 0.5));
     }
     fo_free(device, tiny);
     fo_stream_destroy(comm);
@@ -53,10 +44,8 @@ static void body(FoGroup* world, void* arg) {
 }
 
 int main(int argc, char** argv) {
-    const int P = argc == 1 ? 2 : atoi(argv[1]);
-    if (argc > 2 || P < 2 || P > FO_MAX_RANKS) {
-        fo_quit(1, "usage: bench_link [RANKS]: 2 to %d of them", FO_MAX_RANKS);
-    }
+    if (argc > 2) { bench_refuse("usage: bench_link [RANKS]: 2 to %d of them", FO_MAX_RANKS); }
+    const int P = argc == 1 ? 2 : (int)bench_long("RANKS", argv[1], 2, FO_MAX_RANKS);
     fo_ranks_run(P, body, NULL);
     return 0;
 }

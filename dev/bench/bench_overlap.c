@@ -22,12 +22,11 @@ typedef struct {
     double gemm_ms;      // paced: a fc1, fc2 or projection GEMM of all rows lasts so long
     int pace_free;       // real link: gemm_ms is chosen for the ratio
     double ratio;        // T/W; 0: each collective lasts twice as long as the projection
-    double gbytes_s, us; // 0 GB/s: from ratio
+    LayerCost cost;      // paced: the least, unpaced: median of the mean over ranks; 0 GB/s: from ratio
     int usual;           // the ratio that is demanded of
     int real;            // link: as the transport is
     BenchMode modes[BENCH_MAX_MODES];
     // results
-    double part_ms[NPARTS]; // paced: the least; unpaced: median of the mean over ranks
     double layer_ms[BENCH_MAX_MODES][BENCH_MAX_ROUNDS], exposed_ms[BENCH_MAX_MODES][BENCH_MAX_ROUNDS];
     uint64_t hash[BENCH_MAX_MODES]; // of all ranks' output
     int same_bits[BENCH_MAX_MODES]; // in every run, as the first mode's
@@ -50,16 +49,8 @@ static int P_of(const Table* t) {
     return t->shape.P;
 }
 
-static LayerCost cost(const Table* t) {
-    LayerCost c;
-    memcpy(c.part_ms, t->part_ms, sizeof c.part_ms);
-    c.gbytes_s = t->gbytes_s, c.us = t->us;
-    return c;
-}
-
 static double compute_ms(const Table* t) {
-    const LayerCost c = cost(t);
-    return layer_compute_ms(&c);
+    return layer_compute_ms(&t->cost);
 }
 
 static size_t shard_nbytes(const Table* t) {
@@ -67,17 +58,15 @@ static size_t shard_nbytes(const Table* t) {
 }
 
 static double shard_ms(const Table* t, int m) {
-    return 1e3 * fo_model_shard_s(t->gbytes_s, t->us, shard_nbytes(t), m);
+    return 1e3 * fo_model_shard_s(t->cost.gbytes_s, t->cost.us, shard_nbytes(t), m);
 }
 
 static double collectives_ms(const Table* t) {
-    const LayerCost c = cost(t);
-    return layer_collectives_ms(&t->shape, &c);
+    return layer_collectives_ms(&t->shape, &t->cost);
 }
 
 static double predicted_ms(const Table* t, const BenchMode* mode) {
-    const LayerCost c = cost(t);
-    return layer_predicted_ms(&t->shape, &c, mode);
+    return layer_predicted_ms(&t->shape, &t->cost, mode);
 }
 
 // ---- measuring --------------------------------------------------------------------------------------------
@@ -118,12 +107,12 @@ static void calibrate(Rank* k) {
             if (i >= 0) { ms[i] = t->paced ? bench_least(all, P_of(t)) : bench_mean(all, P_of(t)); }
         }
         // what is paced takes its nominal time, and anything above it is a late wake-up
-        t->part_ms[part] = bench_quantile(ms, CALIBRATIONS, t->paced ? 0.0 : 0.5);
+        t->cost.part_ms[part] = bench_quantile(ms, CALIBRATIONS, t->paced ? 0.0 : 0.5);
         const int empty = part == ATTENTION_ITSELF
                               ? !layer_is_attention(t->shape.op)
                               : part != OWNERS_SUM && part != GATHER_SIDE && part != SCATTER_SIDE &&
                                     !layer_is_backward(t->shape.op);
-        if (empty) { t->part_ms[part] = 0.0; }
+        if (empty) { t->cost.part_ms[part] = 0.0; }
     }
 }
 
@@ -131,18 +120,18 @@ static void calibrate(Rank* k) {
 static double wanted_T_ms(const Table* t) {
     if (t->ratio > 0.0) { return t->ratio * compute_ms(t); }
     const LayerPart projection = layer_is_backward(t->shape.op) ? WGRAD_UNDER : SCATTER_SIDE;
-    return 2.0 * layer_collectives(t->shape.op) * t->part_ms[projection];
+    return 2.0 * layer_collectives(t->shape.op) * t->cost.part_ms[projection];
 }
 
 // the bandwidth with which the collectives last so long
 static void link_of(Table* t, double T_ms) {
     const double shard_s = 1e-3 * T_ms / (layer_collectives(t->shape.op) * (P_of(t) - 1));
-    const double wire_s = shard_s - 1e-6 * t->us;
+    const double wire_s = shard_s - 1e-6 * t->cost.us;
     if (wire_s < 0.1 * shard_s) {
         fo_quit(1, "T/W = %g leaves %.1f us a message, latency included: less than a latency of %g us allows",
-                t->ratio, 1e6 * shard_s, t->us);
+                t->ratio, 1e6 * shard_s, t->cost.us);
     }
-    t->gbytes_s = 1e-9 * (double)shard_nbytes(t) / wire_s;
+    t->cost.gbytes_s = 1e-9 * (double)shard_nbytes(t) / wire_s;
 }
 
 static void pace(Rank* k) {
@@ -183,8 +172,8 @@ static void real_link(Rank* k) {
     const double T = measured_T_ms(k);
     fo_group_measure(k->group, k->y.comm);
     const double shard_us = 1e3 * T / (layer_collectives(t->shape.op) * (P_of(t) - 1));
-    t->us = 1e6 * fo_group_message_s(k->group, 0);
-    t->us = t->us < 0.5 * shard_us ? t->us : 0.5 * shard_us;
+    t->cost.us = 1e6 * fo_group_message_s(k->group, 0);
+    t->cost.us = t->cost.us < 0.5 * shard_us ? t->cost.us : 0.5 * shard_us;
     link_of(t, T);
     if (t->paced && t->pace_free) {
         t->gemm_ms *= T / wanted_T_ms(t);
@@ -196,12 +185,12 @@ static void real_link(Rank* k) {
 static void choose_link(Rank* k) {
     Table* t = k->t;
     const int hosts = fo_group_nlocal(k->group) < P_of(t);
-    if (hosts && t->gbytes_s > 0.0) {
+    if (hosts && t->cost.gbytes_s > 0.0) {
         if (fo_group_rank(k->group) == 0) {
             fo_quit(1,
                     "--link %g,%g: ranks are on several hosts, whose link can't be emulated; want --link "
                     "real, or --ratio for the pace",
-                    t->gbytes_s, t->us);
+                    t->cost.gbytes_s, t->cost.us);
         }
         fo_group_barrier(k->group); // until that has ended all
     }
@@ -210,8 +199,8 @@ static void choose_link(Rank* k) {
         real_link(k);
         return;
     }
-    if (t->gbytes_s <= 0.0) { link_of(t, wanted_T_ms(t)); }
-    fo_group_link(k->group, t->gbytes_s, t->us);
+    if (t->cost.gbytes_s <= 0.0) { link_of(t, wanted_T_ms(t)); }
+    fo_group_link(k->group, t->cost.gbytes_s, t->cost.us);
 }
 
 // L layers under mode i; round -1 only warms up
@@ -324,14 +313,15 @@ static void print_parts(const Table* t) {
     printf("# W %.2f ms =", compute_ms(t));
     for (int part = 0; part < OWNERS_SUM; part++) {
         const char* name = names[t->shape.op][part];
-        if (name[0]) { printf("%s %s %.2f", part ? "," : "", name, t->part_ms[part]); }
+        if (name[0]) { printf("%s %s %.2f", part ? "," : "", name, t->cost.part_ms[part]); }
     }
-    printf("; not in it: the owner's sum %.2f\n", t->part_ms[OWNERS_SUM]);
+    printf("; not in it: the owner's sum %.2f\n", t->cost.part_ms[OWNERS_SUM]);
     const double T = collectives_ms(t), W = compute_ms(t);
+    const LayerCost* c = &t->cost;
     printf(
         "# link %s, %.4f GB/s, %.0f us: T %.2f ms, T/W %.3f (t_m/t_c %.3f); a shard's message %.2f ms (%zu "
         "KiB)\n",
-        t->real ? "real" : "emulated", t->gbytes_s, t->us, T, T / W, T / W * P_of(t) / (P_of(t) - 1),
+        t->real ? "real" : "emulated", c->gbytes_s, c->us, T, T / W, T / W * P_of(t) / (P_of(t) - 1),
         shard_ms(t, 1), shard_nbytes(t) / 1024);
     if (T > W) { printf("# T > W: no schedule can hide all of it\n"); }
 }
@@ -400,8 +390,8 @@ static void write_json(BenchJson* j, const Table* t) {
     bench_json_number(j, "width", t->shape.C);
     bench_json_number(j, "layers", t->L);
     bench_json_text(j, "link", t->real ? "real" : "emulated");
-    bench_json_number(j, "link_gbytes_s", t->gbytes_s);
-    bench_json_number(j, "link_us", t->us);
+    bench_json_number(j, "link_gbytes_s", t->cost.gbytes_s);
+    bench_json_number(j, "link_us", t->cost.us);
     bench_json_number(j, "comm_ms", collectives_ms(t));
     bench_json_number(j, "compute_ms", compute_ms(t));
     bench_json_number(j, "paced", t->paced);
@@ -708,8 +698,8 @@ static void init_table(Table* t, const Options* o, LayerOp op, int unpaced, int 
     // a backward pass has twice the work and three collectives for two: 0.75 of the ratio is the same link
     t->ratio = o->nratios ? o->ratio[which_ratio] : attention ? 0.0 : op == MLP ? 0.558 : 0.4185;
     t->usual = !o->nratios && o->gbytes_s <= 0.0;
-    t->gbytes_s = o->gbytes_s;
-    t->us = o->gbytes_s > 0.0 ? o->us : 20.0;
+    t->cost.gbytes_s = o->gbytes_s;
+    t->cost.us = o->gbytes_s > 0.0 ? o->us : 20.0;
     t->real = o->real;
     t->nmodes = bench_modes(t->modes, o->modes ? o->modes : usual_modes(o, op, unpaced), op == ATTENTION, 0);
     check_sizes(t);

@@ -70,16 +70,6 @@ static void take_sites(GPT* g, double seconds[NSITES + 1], double* comm_s) {
     }
 }
 
-static int color_alone(const void* arg, int nth, int rank) {
-    (void)arg, (void)nth, (void)rank;
-    return 0;
-}
-
-static int alike_alone(const void* arg, int nth) {
-    (void)arg, (void)nth;
-    return 1;
-}
-
 static FoTrace* start_timeline(GPT* g, FoGroup* alone) {
     const FoTraceRow rows[] = {{g->compute, "compute"},
                                {g->comm[GROUP_TP], "comm tp"},
@@ -125,7 +115,7 @@ static Prediction predict(const SimHardware* h, GPTConfig c, const TrainOptions*
     FoDevice* device = sim_device_open(h);
     FoGroup* world = sim_world(device, opt->dp * opt->up * opt->tp, (SimColors){color_of, alike_of, &x});
     FoGroup* alone =
-        sim_world(device, 1, (SimColors){color_alone, alike_alone, NULL}); // who tells the timeline
+        sim_world(device, 1, (SimColors){NULL, NULL, NULL}); // who tells the timeline
     gpt_open(g, c, opt, world, device);
     if (opt->overlap.m == 0) { auto_choose(g, opt); } // by what the simulated machine takes
     for (int d = 0; d < opt->dp; d++) { // as if the others had sent them; all replicas read the same

@@ -20,15 +20,6 @@ typedef struct {
     double layer_ms[BENCH_MAX_MODES], exposed_ms[BENCH_MAX_MODES];
 } Table;
 
-static int color_alone(const void* arg, int nth, int rank) {
-    (void)arg, (void)nth, (void)rank;
-    return 0;
-}
-static int alike_alone(const void* arg, int nth) {
-    (void)arg, (void)nth;
-    return 1;
-}
-
 // the host waits for what it has queued; ms since then
 static double sync_ms(Layer* y, double start) {
     fo_stream_sync(y->compute);
@@ -39,7 +30,7 @@ static double sync_ms(Layer* y, double start) {
 static void run(Table* t, const SimHardware* h) {
     Layer y;
     FoDevice* device = sim_device_open(h);
-    FoGroup* group = sim_world(device, t->shape.P, (SimColors){color_alone, alike_alone, NULL});
+    FoGroup* group = sim_world(device, t->shape.P, (SimColors){NULL, NULL, NULL});
     layer_open(&y, t->shape, group, device);
     for (int part = 0; part < NPARTS; part++) {
         const double start = fo_now() + 1e-3 * sync_ms(&y, fo_now());

@@ -28,12 +28,16 @@ static FoGroup* group_new(FoDevice* d) {
     return g;
 }
 
+static int alike_of(const SimColors* c, int nth) {
+    return c->alike ? c->alike(c->arg, nth) : 1;
+}
+
 FoGroup* sim_world(FoDevice* d, int size, SimColors colors) {
     FoGroup* g = group_new(d);
     fo_require(size >= 1 && size <= FO_MAX_RANKS, "a world of %d ranks", size);
     g->size = size;
     g->colors = colors;
-    g->alike = colors.alike(colors.arg, -1);
+    g->alike = alike_of(&colors, -1);
     for (int r = 0; r < size; r++) {
         g->world_ranks[r] = r;
     }
@@ -71,9 +75,9 @@ FoGroup* fo_group_split(FoGroup* g, int color) {
     const SimColors* c = &g->colors;
     const int nth = g->nsplits++;
     part->world = g->world;
-    part->alike = c->alike(c->arg, nth);
+    part->alike = alike_of(c, nth);
     for (int r = 0; r < g->size; r++) {
-        if (c->of(c->arg, nth, r) != color) { continue; }
+        if (c->of && c->of(c->arg, nth, r) != color) { continue; }
         if (r == g->rank) { part->rank = part->size; }
         part->world_ranks[part->size++] = g->world_ranks[r];
     }

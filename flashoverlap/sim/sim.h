@@ -65,7 +65,8 @@ typedef struct {
     const void* arg;
 } SimColors;
 
-// rank 0 of `size` ranks; sim_world_free ends it
+// rank 0 of `size` ranks; sim_world_free ends it. Colors of NULL: parts are the whole, and each rank
+// is itself
 FoGroup* sim_world(FoDevice* d, int size, SimColors colors);
 void sim_world_free(FoGroup* g);
 
