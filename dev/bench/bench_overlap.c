@@ -19,12 +19,12 @@ typedef struct {
     // what is measured
     LayerShape shape;
     int L, rounds, nmodes, paced;
-    double gemm_ms;      // paced: a fc1, fc2 or projection GEMM of all rows lasts so long
-    int pace_free;       // real link: gemm_ms is chosen for the ratio
-    double ratio;        // T/W; 0: each collective lasts twice as long as the projection
-    LayerCost cost;      // paced: the least, unpaced: median of the mean over ranks; 0 GB/s: from ratio
-    int usual;           // the ratio that is demanded of
-    int real;            // link: as the transport is
+    double gemm_ms; // paced: a fc1, fc2 or projection GEMM of all rows lasts so long
+    int pace_free;  // real link: gemm_ms is chosen for the ratio
+    double ratio;   // T/W; 0: each collective lasts twice as long as the projection
+    LayerCost cost; // paced: the least, unpaced: median of the mean over ranks; 0 GB/s: from ratio
+    int usual;      // the ratio that is demanded of
+    int real;       // link: as the transport is
     BenchMode modes[BENCH_MAX_MODES];
     // results
     double layer_ms[BENCH_MAX_MODES][BENCH_MAX_ROUNDS], exposed_ms[BENCH_MAX_MODES][BENCH_MAX_ROUNDS];

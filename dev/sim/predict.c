@@ -114,8 +114,7 @@ static Prediction predict(const SimHardware* h, GPTConfig c, const TrainOptions*
     }
     FoDevice* device = sim_device_open(h);
     FoGroup* world = sim_world(device, opt->dp * opt->up * opt->tp, (SimColors){color_of, alike_of, &x});
-    FoGroup* alone =
-        sim_world(device, 1, (SimColors){NULL, NULL, NULL}); // who tells the timeline
+    FoGroup* alone = sim_world(device, 1, (SimColors){NULL, NULL, NULL}); // who tells the timeline
     gpt_open(g, c, opt, world, device);
     if (opt->overlap.m == 0) { auto_choose(g, opt); } // by what the simulated machine takes
     for (int d = 0; d < opt->dp; d++) { // as if the others had sent them; all replicas read the same
