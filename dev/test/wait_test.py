@@ -27,6 +27,12 @@ def test_never():
         check(run.seconds < 25, f"{run.seconds:.1f} s: {run.name}")
 
 
+def test_sizes_differ():
+    for case, sent, expected in ((3, 300000, 100), (4, 100, 300000)):
+        run = Run(command=["mpirun", "--oversubscribe", "-np", "2", CASES, str(case)])
+        dies_waiting(run, rf"\[rank 1\].* rank 0 sends {sent} bytes to rank 1, which expects {expected}")
+
+
 def freeze(*args, awaited):
     run = train("-x", 1000000, "--tp", 2, "--timeout", 2, *args, np=2, quick=False)
     run.wait_for("step    4/")
@@ -43,4 +49,4 @@ def test_frozen():
         freeze("--graph", 1, awaited="(the other ranks|rank 1)")
 
 
-main((test_refused, test_never, test_frozen) if MPI else (test_refused,))
+main((test_refused, test_never, test_sizes_differ, test_frozen) if MPI else (test_refused,))
