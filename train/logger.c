@@ -115,7 +115,11 @@ static int put_step(const Logger* l, const LogStep* s, char err[TRAIN_ERR]) {
     for (int i = 0; i < s->nops; i++) {
         add_number(&x, i ? "," : "", s->op[i], s->op_ms[i]);
     }
-    add(&x, "}}\n");
+    add(&x, "}");
+    for (int i = 0; i < s->nchosen; i++) {
+        add_number(&x, i ? "," : ",\"chunks_by_op\":{", s->chosen[i], s->chosen_m[i]);
+    }
+    add(&x, s->nchosen > 0 ? "}}\n" : "}\n");
     return put(l, l->json, "a", x.text, err);
 }
 

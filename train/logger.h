@@ -31,6 +31,10 @@ typedef struct {
     const char* const* op; // names, and what rank 0 stood waiting for them
     const double* op_ms;
     int nops;
+    // operations, and into how many sub-chunks --overlap auto cuts them: of the first step of a run
+    const char* const* chosen;
+    const int* chosen_m;
+    int nchosen;
 } LogStep;
 
 // dir, json NULL or "": no such log. resume 0: old ones are wiped; 1: kept, and appended to

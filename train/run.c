@@ -129,6 +129,15 @@ static int exposed_by_op(const GPT* g, const char* name[NSITES + 1], double ms[N
     return n;
 }
 
+// the operations that auto has cut, and how; returns their number
+static int chosen_chunks(const Trainer* tr, const char* name[NSITES], int m[NSITES]) {
+    int n = 0;
+    for (int i = 0; i < NSITES; i++) {
+        if (tr->chosen.P[i] > 0) { name[n] = gpt_sites[i].name, m[n++] = tr->gpt.site_m[i]; }
+    }
+    return n;
+}
+
 int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double norm_z, float lr,
                    double seconds, Scalars sum, char err[TRAIN_ERR]) {
     const TrainOptions* opt = tr->opt;
@@ -145,6 +154,9 @@ int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double no
     const char* op[NSITES + 1];
     double op_ms[NSITES + 1];
     const int nops = exposed_by_op(&tr->gpt, op, op_ms);
+    const char* chosen[NSITES];
+    int chosen_m[NSITES];
+    const int nchosen = tr->step == tr->first_step ? chosen_chunks(tr, chosen, chosen_m) : 0;
     LogStep log = {tr->step,
                    loss,
                    norm,
@@ -159,7 +171,10 @@ int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double no
                    (tr->step + 1.0) * tokens,
                    op,
                    op_ms,
-                   nops};
+                   nops,
+                   chosen,
+                   chosen_m,
+                   nchosen};
     progress_clear(&tr->progress);
     printf("step %4d/%d | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% %s MFU | %.0f "
            "tok/s | comm %.2f ms exposed %.2f ms\n",

@@ -17,28 +17,31 @@ static const struct {
 } KNOWN[] = {
     {"none", 0, {"", FO_NONE, 1, FO_DIRECT, 0, 0}},   {"slice", 1, {"", FO_SLICE, 1, FO_DIRECT, 0, 0}},
     {"flash", 1, {"", FO_FLASH, 1, FO_DIRECT, 0, 0}}, {"ring", 1, {"", FO_FLASH, 1, FO_RING, 0, 0}},
-    {"row", 1, {"", FO_FLASH, 1, FO_DIRECT, 1, 0}},   {"free", 0, {"", FO_FLASH, 2, FO_DIRECT, 0, 1}}};
+    {"row", 1, {"", FO_FLASH, 1, FO_DIRECT, 1, 0}},   {"free", 0, {"", FO_FLASH, 2, FO_DIRECT, 0, 1}},
+    {"auto", 0, {"", FO_FLASH, 0, FO_DIRECT, 0, 0}}};
 enum { NKNOWN = sizeof KNOWN / sizeof *KNOWN };
 
-static BenchMode mode_of(const char* name, int row_allowed, int free_allowed) {
+static BenchMode mode_of(const char* name, BenchWhat what) {
     const char* colon = strchr(name, ':');
     const size_t stem = colon ? (size_t)(colon - name) : strlen(name);
     for (int i = 0; i < NKNOWN; i++) {
         BenchMode mode = KNOWN[i].mode;
         if (strlen(KNOWN[i].stem) != stem || strncmp(name, KNOWN[i].stem, stem) != 0) { continue; }
-        if (KNOWN[i].number != (colon != NULL) || (mode.row && !row_allowed) ||
-            (mode.free && !free_allowed)) {
+        if (KNOWN[i].number != (colon != NULL) || (mode.row && what != BENCH_ATTENTION) ||
+            ((mode.free || mode.m == 0) && what != BENCH_STEP)) {
             break;
         }
         if (colon) { mode.m = (int)bench_long("--modes", colon + 1, 1, FO_MAX_M); }
         (void)snprintf(mode.name, sizeof mode.name, "%s", name);
         return mode;
     }
-    bench_refuse("--modes %s: want none, slice:M, flash:M, ring:M%s%s", name,
-                 row_allowed ? ", row:M (attention's forward pass)" : "", free_allowed ? ", free" : "");
+    bench_refuse("--modes %s: want none, slice:M, flash:M, ring:M%s", name,
+                 what == BENCH_STEP        ? ", auto, free"
+                 : what == BENCH_ATTENTION ? ", row:M"
+                                           : "; row:M is of attention's forward pass alone");
 }
 
-int bench_modes(BenchMode modes[BENCH_MAX_MODES], const char* list, int row_allowed, int free_allowed) {
+int bench_modes(BenchMode modes[BENCH_MAX_MODES], const char* list, BenchWhat what) {
     int n = 0;
     for (const char* s = list; *s;) {
         char name[sizeof modes[0].name];
@@ -49,7 +52,7 @@ int bench_modes(BenchMode modes[BENCH_MAX_MODES], const char* list, int row_allo
         }
         memcpy(name, s, nbytes);
         name[nbytes] = 0;
-        modes[n] = mode_of(name, row_allowed, free_allowed);
+        modes[n] = mode_of(name, what);
         if (bench_find(modes, n, name) >= 0) {
             bench_refuse("--modes %s: %s stands there twice", list, name);
         }

@@ -15,17 +15,19 @@ enum { BENCH_MAX_MODES = 16, BENCH_MAX_ROUNDS = 200, BENCH_NOISY = 3 }; // NOISY
 typedef struct {
     char name[24]; // as on the command line
     FoMode mode;
-    int m;
+    int m; // 0: auto
     FoTopology topology;
     int row;  // attention: row-parallel flash, all attention before the first projection
     int free; // on a link that costs nothing
 } BenchMode;
 
+typedef enum { BENCH_LAYER, BENCH_ATTENTION, BENCH_STEP } BenchWhat; // what is measured
+
 /* bench_modes -- modes from names with commas between them: none, slice:M, flash:M (direct), ring:M (flash
- * along a ring), and, if allowed, row:M and free (flash:2 on a free link). Returns how many; what is wrong
- * ends the program.
+ * along a ring); of attention's forward pass row:M, too; of steps auto (flash, each operation cut as auto
+ * chooses) and free (flash:2 on a free link). Returns how many; what is wrong ends the program.
  */
-int bench_modes(BenchMode modes[BENCH_MAX_MODES], const char* list, int row_allowed, int free_allowed);
+int bench_modes(BenchMode modes[BENCH_MAX_MODES], const char* list, BenchWhat what);
 // place of the mode of that name, or -1
 int bench_find(const BenchMode modes[], int n, const char* name);
 

@@ -4,9 +4,9 @@
  *
  *   bench_mesh [MESH ...] [--modes LIST] [--rounds N] [--pace TFLOPS] [--link GBPS,US] [--model SIZES]
  *              [--json FILE] [--check]
- *   MESH: tp4 up4 dp4 tp2up2 dp2tp2 (the default: all five). LIST: of none, slice:M, flash:M, ring:M and free
- *   (flash:2 on a link that costs nothing). --check: exit status 1 if a demand does not hold, 3 if the
- *   machine is too noisy to tell
+ *   MESH: tp4 up4 dp4 tp2up2 dp2tp2 (the default: all five). LIST: of none, slice:M, flash:M, ring:M, auto
+ *   (flash, each operation cut as train/auto.h chooses) and free (flash:2 on a link that costs nothing).
+ *   --check: exit status 1 if a demand does not hold, 3 if the machine is too noisy to tell
  *
  * The step is train_gpt.cu's own. Ranks are threads and paced: each GEMM and attention lasts as long as it
  * would at `pace`. Modes take turns in rounds; figures are medians over rounds of the mean over ranks.
@@ -15,6 +15,7 @@
 #include "train_gpt.cu"
 #include "dev/bench/bench.h"
 #include "flashoverlap/fo_model.h"
+#include "train/auto.h"
 #include "train/rng.h"
 
 enum { MAX_ROUNDS = 32, WARM = 1, STEPS = 2, NROWS = NSITES + 1, NMODES = BENCH_MAX_MODES };
@@ -36,6 +37,9 @@ typedef struct {
     // ms a step: mean over ranks
     double step[NMODES][MAX_ROUNDS], exposed[NMODES][NROWS][MAX_ROUNDS], comm[NROWS];
     double predicted[NMODES][NROWS];
+    AutoChoice choice; // auto's in the last round, its chunks and the seconds that it took
+    int choice_m[NSITES];
+    double choice_s;
     double ranks_step[FO_MAX_RANKS], ranks_exposed[FO_MAX_RANKS][NROWS];
 } Bench;
 
@@ -116,6 +120,14 @@ static void one_step(GPT* g, const int* ids, FoAdamw* a) {
     gpt_update(g, *a, 0.1f, 1);
 }
 
+static void choose(Bench* x, GPT* g, int rank) {
+    const double start = fo_now();
+    const AutoChoice choice = auto_choose(g, &x->opt);
+    if (rank > 0) { return; }
+    x->choice = choice, x->choice_s = fo_now() - start;
+    memcpy(x->choice_m, g->site_m, sizeof x->choice_m);
+}
+
 static void body(FoGroup* world, void* arg) {
     Bench* x = (Bench*)arg;
     const int rank = fo_group_rank(world), P = fo_group_size(world), B = x->opt.batch, T = x->opt.seq_len;
@@ -128,6 +140,7 @@ static void body(FoGroup* world, void* arg) {
     fo_group_link(world, link.gbytes_s, link.us);
     gpt_open(g, x->config, &x->opt, world, device);
     fo_device_pace(device, x->opt.pace);
+    if (mode->m == 0) { choose(x, g, rank); }
     uint64_t rng = 1337 + (uint64_t)g->mesh.d;
     for (int i = 0; i < B * T; i++) {
         ids[i] = (int)(random_u32(&rng) % (uint32_t)x->config.V);
@@ -234,19 +247,20 @@ static void print_row(const Bench* x, const Row* row) {
     printf("\n");
 }
 
-// the row that is farthest from the model, of a mode
-static void print_worst(const Bench* x, const Row rows[], int n, int mode) {
+// how far a row is from the model under a mode, ms
+static double off_model(const Bench* x, const Row* row, int mode) {
     const int free_link = find(x, "free");
-    double worst = -1.0;
-    const Row* of = NULL;
-    for (int i = 0; i < n; i++) {
-        const double base = free_link < 0 ? 0.0 : rows[i].ms[free_link].median;
-        const double off = fabs(rows[i].ms[mode].median - base - rows[i].predicted[mode]);
-        if (off > worst) { worst = off, of = &rows[i]; }
+    const double base = free_link < 0 ? 0.0 : row->ms[free_link].median;
+    return fabs(row->ms[mode].median - base - row->predicted[mode]);
+}
+
+// the row that is farthest from the model under a mode
+static const Row* farthest(const Bench* x, const Row rows[], int n, int mode) {
+    const Row* worst = &rows[0];
+    for (int i = 1; i < n; i++) {
+        if (off_model(x, &rows[i], mode) > off_model(x, worst, mode)) { worst = &rows[i]; }
     }
-    if (!of) { return; }
-    printf("# %s: farthest from the model is %s, by %.2f ms, %.1f %% of what its collectives take\n",
-           x->modes[mode].name, of->op, worst, 100.0 * worst / of->comm);
+    return worst;
 }
 
 static void print_steps(const Bench* x) {
@@ -262,6 +276,30 @@ static void print_steps(const Bench* x) {
         }
         printf("\n");
     }
+}
+
+static void print_choice(const Bench* x) {
+    printf("# auto, the last round's choice, in %.2f s:", x->choice_s);
+    for (int m = 1; m <= 4; m *= 2) {
+        int n = 0;
+        for (int i = 0; i < NSITES; i++) {
+            if (x->choice.P[i] == 0 || x->choice_m[i] != m) { continue; }
+            if (n++ == 0) { printf(" flash:%d", m); }
+            printf(" %s", gpt_sites[i].name);
+        }
+        printf(n ? "," : "");
+    }
+    printf(" flash:1 all others\n");
+}
+
+// the least median of a step under the modes that are chosen beforehand
+static double best_fixed(const Bench* x) {
+    double best = INFINITY;
+    for (int m = 0; m < x->nmodes; m++) {
+        if (x->modes[m].free || x->modes[m].m == 0) { continue; }
+        best = fmin(best, bench_quantile(x->step[m], x->rounds, 0.5));
+    }
+    return best;
 }
 
 // a demand, and whether it holds; returns how many do not
@@ -287,6 +325,21 @@ static int judge(const Bench* x, const char* name, const Row rows[], int n) {
                      100.0 * bench_quantile(x->step[flash], x->rounds, 0.5) /
                          bench_quantile(x->step[free_link], x->rounds, 0.5),
                      105.0);
+    const int chosen = find(x, "auto");
+    if (chosen >= 0) {
+        failed += demand(name, "auto's step of the best other mode's",
+                         100.0 * bench_quantile(x->step[chosen], x->rounds, 0.5) / best_fixed(x), 103.0);
+    }
+    const double T = row_of(x, NULL).comm, most = fmax(5.0, 100.0 * 1.0 / T);
+    for (int m = 0; m < x->nmodes; m++) {
+        if (x->modes[m].free) { continue; }
+        const Row* row = farthest(x, rows, n, m);
+        char what[96];
+        (void)snprintf(what, sizeof what,
+                       "%s's row that is farthest from the model, %s, off by %.2f ms: of T", x->modes[m].name,
+                       row->op, off_model(x, row, m));
+        failed += demand(name, what, 100.0 * off_model(x, row, m) / T, most);
+    }
     const int judged[] = {none, flash, free_link};
     for (int i = 0; i < 3; i++) {
         const BenchSpread s = bench_spread(x->step[judged[i]], x->rounds);
@@ -313,9 +366,7 @@ static void print_mesh(const Bench* x, const char* name, const Row rows[], int n
     }
     const Row all = row_of(x, NULL);
     print_row(x, &all);
-    for (int m = 0; m < x->nmodes; m++) {
-        if (!x->modes[m].free) { print_worst(x, rows, n, m); }
-    }
+    if (find(x, "auto") >= 0) { print_choice(x); }
     print_steps(x);
 }
 
@@ -468,14 +519,14 @@ int main(int argc, char** argv) {
     BenchJson json;
     char err[TRAIN_ERR];
     char* none[] = {argv[0]};
-    Options o = {"L=6,C=512,NH=8,V=16384,maxT=512", "none,slice:4,flash:2,free", NULL, {0}, 0, 0};
+    Options o = {"L=6,C=512,NH=8,V=16384,maxT=512", "none,slice:4,flash:2,auto,free", NULL, {0}, 0, 0};
     if (options_parse(&x.opt, 1, none, err)) { fo_quit(1, "%s", err); }
     x.rounds = 5, x.opt.pace = 0.04, x.link.gbytes_s = 0.5, x.link.us = 20.0, x.opt.seq_len = 256;
     for (int i = 1; i < argc;) {
         i += parse_option(&o, &x, argc, argv, i);
     }
     if (fo_ranks_launched() > 1) { bench_refuse("ranks are threads here: start one process"); }
-    x.nmodes = bench_modes(x.modes, o.modes, 0, 1);
+    x.nmodes = bench_modes(x.modes, o.modes, BENCH_STEP);
     if (find(&x, "none") != 0) { bench_refuse("--modes %s: want none as the first", o.modes); }
     if (o.check && (find(&x, "flash:2") < 0 || find(&x, "free") < 0)) {
         bench_refuse("--check --modes %s: want none, flash:2 and free among them", o.modes);

@@ -701,7 +701,8 @@ static void init_table(Table* t, const Options* o, LayerOp op, int unpaced, int 
     t->cost.gbytes_s = o->gbytes_s;
     t->cost.us = o->gbytes_s > 0.0 ? o->us : 20.0;
     t->real = o->real;
-    t->nmodes = bench_modes(t->modes, o->modes ? o->modes : usual_modes(o, op, unpaced), op == ATTENTION, 0);
+    t->nmodes = bench_modes(t->modes, o->modes ? o->modes : usual_modes(o, op, unpaced),
+                            op == ATTENTION ? BENCH_ATTENTION : BENCH_LAYER);
     check_sizes(t);
     int n = snprintf(t->name, sizeof t->name, "%s %s P=%d", layer_name(op), unpaced ? "unpaced" : "paced", P);
     if (o->nratios > 1) { (void)snprintf(t->name + n, sizeof t->name - (size_t)n, " T/W=%g", t->ratio); }

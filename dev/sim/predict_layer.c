@@ -148,7 +148,7 @@ int main(int argc, char** argv) {
     }
     t.nmodes = bench_modes(t.modes,
                            s->op == ATTENTION ? "none,slice:2,slice:4,slice:8,row:1,flash:1,flash:2" : MODES,
-                           s->op == ATTENTION, 0);
+                           s->op == ATTENTION ? BENCH_ATTENTION : BENCH_LAYER);
     run(&t, &h);
     print_table(&t, &h);
     if (argc == 8) { write_json(&t, &h, argc, argv, argv[7]); }

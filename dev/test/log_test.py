@@ -154,6 +154,9 @@ def test_json():
         for name, text in line.items():
             close_to(text, x[name] and x[name] * (100 if name == "mfu" else 1), f"step {x['step']}, {name}")
         check(x["tokens"] == (x["step"] + 1) * 128, f"tokens: {x}")
+        told = {op: int(m) for m, ops in re.findall(r"^  flash:(\d)  (.*/.*)$", (first if x["step"] < 3 else resumed).out, re.M)
+                for op in re.findall(r"(\w+) [\d.]+/", ops)}
+        check({"F1", "B3"} < set(told) and x.get("chunks_by_op") == (told if x["step"] in (0, 3) else None), f"{told}, {x}")
         # of rank 0 alone, while exposed_ms is the mean of four ranks
         ops = x["exposed_by_op"]
         check({"F1", "B3", "D1", "D3"} < set(ops) and "U1" not in ops, f"operations of the mesh: {ops}")

@@ -350,7 +350,8 @@ static void check_json_lines(const char* text) {
     CHECK_HAS(text,
               ",\"loss\":10.5,\"loss_z\":null,\"norm\":15.25,\"norm_z\":2,\"lr\":0.000600000028,\"ms\":20,"
               "\"mfu\":0.5,\"tok_s\":1000000,\"comm_ms\":3,\"exposed_ms\":1.25,\"tokens\":1000000000000,"
-              "\"exposed_by_op\":{\"F1\":0.25,\"U4 dk dv\":1}}\n{\"step\":12,");
+              "\"exposed_by_op\":{\"F1\":0.25,\"U4 dk dv\":1},\"chunks_by_op\":{\"F1\":2,\"U4 dk "
+              "dv\":1}}\n{\"step\":12,");
     CHECK_HAS(text, ",\"loss\":null,\"loss_z\":null,\"norm\":1000000,");
     CHECK_HAS(text, "\"exposed_by_op\":{}}\n");
 }
@@ -368,6 +369,8 @@ static void test_logger(void) {
         .step = 0, .loss = 10.5f, .norm = 15.25f, .lr = 6e-4f, .loss_z = NAN, .norm_z = 2.0, .ms = 20.0};
     step.mfu = 0.5, step.tok_s = 1e6, step.comm_ms = 3.0, step.exposed_ms = 1.25, step.tokens = 1e12;
     step.op = ops, step.op_ms = op_ms, step.nops = 2;
+    const int chosen_m[] = {2, 1};
+    step.chosen = ops, step.chosen_m = chosen_m, step.nchosen = 2;
     CHECK(logger_init(&l, folder, in_folder("log.json"), 0, 0, err) == 0); // a fresh start wipes them
     CHECK(logger_val(&l, 0, 11.009876f, err) == 0);
     CHECK(logger_train(&l, &step, err) == 0);
@@ -377,7 +380,7 @@ static void test_logger(void) {
     CHECK(logger_val(&other, 1, 1.0f, err) == 0);
     CHECK(logger_init(&other, "", "", 0, 0, err) == 0 && logger_val(&other, 1, 1.0f, err) == 0);
     CHECK(logger_init(&l, folder, in_folder("log.json"), 0, 1, err) == 0); // a resume appends
-    step.step = 12, step.loss = NAN, step.lr = 0.0f, step.norm = 1e6f, step.nops = 0;
+    step.step = 12, step.loss = NAN, step.lr = 0.0f, step.norm = 1e6f, step.nops = 0, step.nchosen = 0;
     CHECK(logger_train(&l, &step, err) == 0);
     char* text = slurp(in_folder("main.log"), &nbytes);
     CHECK(strcmp(text, "s:0 tel:11.0099\ns:0 trl:10.5000 lr:0.000600 norm:15.25\ns:12 trl:nan lr:0.000000 "
