@@ -156,12 +156,14 @@ $(B)/sim_layer.o: $(filter $(B)/sim/flashoverlap/%,$(SIM)) $(SHARED:%=$(B)/sim/%
 $(B)/predict_layer: $(B)/sim_layer.o $(B)/lib.a
 	@echo 'LINK $@'
 	@$(LINKER) $^ $(LIBS) $(LDLIBS) -o $@
+# a library behind what needs it
+LINKED = $(filter-out %.a,$^) $(filter %.a,$^)
 $(B)/%: $(B)/%.cu.o $(WHOLE) $(B)/lib.a
 	@echo 'LINK $@'
-	@$(LINKER) $^ $(LIBS) $(LDLIBS) -o $@
+	@$(LINKER) $(LINKED) $(LIBS) $(LDLIBS) -o $@
 $(B)/%: $(B)/%.c.o $(WHOLE) $(B)/lib.a
 	@echo 'LINK $@'
-	@$(LINKER) $^ $(LIBS) $(LDLIBS) -o $@
+	@$(LINKER) $(LINKED) $(LIBS) $(LDLIBS) -o $@
 
 # they include train_gpt.cu and use parts of it
 INCLUDERS := test_gpt.cu dev/test/test_generate.cu dev/test/test_step.cu dev/bench/bench_step.c dev/bench/bench_mesh.c
@@ -226,8 +228,10 @@ bench-peers: deps ## the same step beside PyTorch's (ARGS="--python PATH" of ano
 	+@$(SUB) train_gpt $(if $(LLMC),&& $(SUB) PRECISION=FP32 $(subst BF16,FP32,$(B))/train_gpt)
 	@dev/bench/peers/peers.py --device $(DEVICE) --program $(B)/train_gpt \
 	    $(if $(LLMC),--llmc '$(LLMC)' --program-fp32 $(subst BF16,FP32,$(B))/train_gpt) $(ARGS)
-bench-overlap: deps ## exposed communication under none, slice and flash: of a layer, of whole steps
-	+@$(SUB) benches && $(B)/dev/bench/bench_overlap && $(B)/dev/bench/bench_mesh
+bench-overlap: deps ## exposed communication under none, slice and flash: of layers (ARGS="--ratio 0.74"), of steps (MESH_ARGS="tp4")
+	+@$(SUB) benches
+	@$(B)/dev/bench/bench_overlap $(ARGS); layers=$$?; $(B)/dev/bench/bench_mesh $(MESH_ARGS); steps=$$?; \
+	    exit $$((layers > steps ? layers : steps))
 
 SOURCES := $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' 2>/dev/null)
 format: ## format the sources

@@ -48,8 +48,8 @@ typedef struct {
 /* fo_model_chunks -- m of FO_FLASH for which W + exposed time is least, of 1, 2 and 4, at most `most`.
  *
  * A gain of less than 1 % is none: the smaller m. That smaller chunks are computed faster is taken for noise.
- * No other mode is tried, for none can win: plain and sliced plans compute the same chunks as flash and send
- * the same messages, and never expose less (test_model.c).
+ * No other mode is tried: plain and sliced plans of the same m compute the same chunks as flash, send the
+ * same messages, and never expose less (test_model.c).
  * exposed_s  unless NULL, what that m leaves exposed.
  * Errors     none: one rank has nothing to hide, m 1.
  */

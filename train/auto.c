@@ -216,7 +216,7 @@ AutoChoice auto_choose(GPT* g, const TrainOptions* opt) {
         const int P = gpt_site_ranks(g, i);
         told[i].x.cover_s = cover_s(g, told, i);
         const int m = fo_model_chunks(&told[i].x, P, most_chunks(g, i), &c.exposed_s[i]);
-        c.P[i] = P;
+        c.P[i] = P, c.m[i] = m;
         c.plain_s[i] = fo_model_collective_s(P, told[i].x.shard_s);
         if (m != g->site_m[i]) { gpt_set_chunks(g, opt, i, m); }
     }
@@ -224,18 +224,18 @@ AutoChoice auto_choose(GPT* g, const TrainOptions* opt) {
     return c;
 }
 
-void auto_print(const GPT* g, const AutoChoice* c, double seconds) {
-    printf("overlap auto, chosen in %.2f s: ms that a call will leave exposed / that its plain collective "
+void auto_print(const AutoChoice* c, double seconds, const char* begin) {
+    printf("%soverlap auto, chosen in %.2f s: ms that a call will leave exposed / that its plain collective "
            "takes\n",
-           seconds);
+           begin, seconds);
     for (int m = 1; m <= 1 << (FO_MODEL_MOST - 1); m *= 2) {
         int n = 0;
         for (int i = 0; i < NSITES; i++) {
-            if (c->P[i] == 0 || g->site_m[i] != m) { continue; }
-            if (n++ == 0) { printf("  flash:%d", m); }
+            if (c->P[i] == 0 || c->m[i] != m) { continue; }
+            if (n++ == 0) { printf("%s  flash:%d", begin, m); }
             printf("  %s %.3f/%.3f", gpt_sites[i].name, 1e3 * c->exposed_s[i], 1e3 * c->plain_s[i]);
         }
         if (n) { printf("\n"); }
     }
-    printf("  flash:1 all others: their messages are cut no further\n");
+    printf("%s  flash:1 all others: their messages are cut no further\n", begin);
 }

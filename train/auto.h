@@ -8,11 +8,11 @@
 extern "C" {
 #endif
 
-// of each operation that is cut into chunks: seconds of a call, as predicted; 0 ranks: there is none
+// of each operation that is cut into chunks
 typedef struct {
-    int P[NSITES];
-    double exposed_s[NSITES],
-        plain_s[NSITES]; // what the choice leaves exposed; what the plain collective takes
+    int P[NSITES], m[NSITES]; // ranks, 0: there was nothing to choose; sub-chunks
+    double exposed_s[NSITES]; // what a call will leave exposed, as predicted
+    double plain_s[NSITES];   // what its plain collective takes
 } AutoChoice;
 
 /* auto_choose -- measures what each rank computes under each operation, on all ranks at the same time, and
@@ -25,8 +25,8 @@ typedef struct {
  */
 AutoChoice auto_choose(GPT* g, const TrainOptions* opt);
 
-// on stdout, by one rank: operations of each m, with their milliseconds; what choosing took
-void auto_print(const GPT* g, const AutoChoice* c, double seconds);
+// on stdout, by one rank: operations of each m, with their milliseconds; what choosing took. begin: of a line
+void auto_print(const AutoChoice* c, double seconds, const char* begin);
 
 #ifdef __cplusplus
 }

@@ -66,9 +66,9 @@ int logger_init(Logger* l, const char* dir, const char* json, int rank, int resu
 // ---- JSON -------------------------------------------------------------------------------------------------
 enum { LINE_NBYTES = 4096 };
 
+// twice all operations and a dozen fields fit; more is the caller's error
 typedef struct {
-    char text
-        [LINE_NBYTES]; // what does not fit is an error of the caller's: 24 fields and as many operations do
+    char text[LINE_NBYTES];
     size_t n;
 } Line;
 

@@ -107,7 +107,7 @@ void run_print_start(const Trainer* tr) {
            opt->batch, opt->seq_len, opt->total_batch, tr->grad_accum);
     printf("weights here after %.2f s\n", tr->weights_s);
     if (tr->first_step) { printf("resuming at step %d\n", tr->first_step); }
-    if (chooses(tr)) { auto_print(g, &tr->chosen, tr->chosen_s); }
+    if (chooses(tr)) { auto_print(&tr->chosen, tr->chosen_s, ""); }
     fflush(stdout);
 }
 
@@ -133,7 +133,7 @@ static int exposed_by_op(const GPT* g, const char* name[NSITES + 1], double ms[N
 static int chosen_chunks(const Trainer* tr, const char* name[NSITES], int m[NSITES]) {
     int n = 0;
     for (int i = 0; i < NSITES; i++) {
-        if (tr->chosen.P[i] > 0) { name[n] = gpt_sites[i].name, m[n++] = tr->gpt.site_m[i]; }
+        if (tr->chosen.P[i] > 0) { name[n] = gpt_sites[i].name, m[n++] = tr->chosen.m[i]; }
     }
     return n;
 }

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
@@ -127,6 +128,15 @@ BenchLoad bench_load(void) {
     return l;
 }
 
+double bench_foreign(BenchLoad before, BenchLoad after, double own) {
+    const double cores = (after.machine - before.machine - own) / (after.now - before.now);
+    return cores > 0.0 ? cores : 0.0;
+}
+
+int bench_worse(int status, int other) {
+    return other == 1 || status == 0 ? other : status;
+}
+
 int bench_noisy(const char* what, double spread, double foreign_cores, int failed) {
     if (spread <= BENCH_MOST_SPREAD && (!failed || foreign_cores <= BENCH_MOST_FOREIGN)) { return 0; }
     printf(
@@ -194,8 +204,14 @@ void bench_json_open(BenchJson* j, const char* path) {
         bench_refuse("--json: a path of more than %zu bytes", sizeof j->path - 1);
     }
     (void)snprintf(j->temporary, sizeof j->temporary, "%s.tmp", path);
-    j->f = fopen(j->temporary, "w"); // now, not after a minute of measuring
-    if (!j->f) { bench_refuse("--json %s: %s", path, strerror(errno)); }
+    // now, not after a minute of measuring; and nothing lies there until then
+    struct stat s;
+    const int is_folder = stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+    FILE* f = path[0] && !is_folder ? fopen(j->temporary, "w") : NULL;
+    if (!f || fclose(f) != 0 || remove(j->temporary) != 0) {
+        bench_refuse("--json %s: %s", path[0] ? path : "''",
+                     path[0] ? strerror(is_folder ? EISDIR : errno) : "want a file's name");
+    }
 }
 
 static void json_quoted(FILE* f, const char* s) {
@@ -259,7 +275,9 @@ void bench_json_spread(BenchJson* j, const char* name, BenchSpread s) {
 }
 
 void bench_json_head(BenchJson* j, const char* program, int argc, char** argv, const char* device) {
-    if (!j->f) { return; }
+    if (!j->path[0]) { return; }
+    j->f = fopen(j->temporary, "w");
+    if (!j->f) { bench_refuse("--json %s: %s", j->path, strerror(errno)); }
     char machine[256], date[32], command[4096] = "";
     size_t used = 0;
     machine_line(machine, sizeof machine);

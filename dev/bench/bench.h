@@ -1,4 +1,4 @@
-/* bench.h -- what bench_overlap and bench_mesh share: modes by name, figures and their spread, the load of
+/* bench.h -- what the benches of schedules share: modes by name, figures and their spread, the load of
  * the machine, numbers of a command line, JSON, and when a machine is too noisy for a verdict.
  */
 #ifndef BENCH_H
@@ -46,6 +46,10 @@ typedef struct {
     double now, machine, own; // seconds; CPU seconds of all cores, of this process
 } BenchLoad;
 BenchLoad bench_load(void);
+// cores that others kept busy between two, in which this program used `own` CPU seconds
+double bench_foreign(BenchLoad before, BenchLoad after, double own);
+// exit status of two verdicts: 1 (failed) before BENCH_NOISY before 0
+int bench_worse(int status, int other);
 
 #define BENCH_MOST_SPREAD  0.15 // of the wall time: (p75 - p25) / median
 #define BENCH_MOST_FOREIGN 0.5  // cores
@@ -73,7 +77,7 @@ typedef struct {
     char path[1024], temporary[1040];
 } BenchJson;
 
-// path NULL: none. Ends the program if the file cannot be written
+// path NULL: none. Ends the program if the file cannot be written; it is made by bench_json_head
 void bench_json_open(BenchJson* j, const char* path);
 // program, date, machine, command, device, and the beginning of "tables"
 void bench_json_head(BenchJson* j, const char* program, int argc, char** argv, const char* device);

@@ -321,16 +321,16 @@ double layer_compute_ms(const LayerCost* c) {
     return ms;
 }
 
-static double shard_ms(const LayerShape* s, const LayerCost* c, int m) {
+double layer_shard_ms(const LayerShape* s, const LayerCost* c, int m) {
     return 1e3 * fo_model_shard_s(c->gbytes_s, c->us, layer_shard_nelem(s) * sizeof(floatX), m);
 }
 
 double layer_collectives_ms(const LayerShape* s, const LayerCost* c) {
-    return layer_collectives(s->op) * fo_model_collective_s(s->P, shard_ms(s, c, 1));
+    return layer_collectives(s->op) * fo_model_collective_s(s->P, layer_shard_ms(s, c, 1));
 }
 
 static double predicted_backward_ms(const LayerShape* s, const LayerCost* c, const BenchMode* mode) {
-    const double shard = shard_ms(s, c, mode->m), T = fo_model_collective_s(s->P, shard);
+    const double shard = layer_shard_ms(s, c, mode->m), T = fo_model_collective_s(s->P, shard);
     const double* part = c->part_ms;
     const double first = part[GATHER_SIDE] + part[ATTENTION_ITSELF];
     if (mode->mode == FO_NONE) { return 3.0 * T; }
@@ -346,7 +346,7 @@ static double predicted_backward_ms(const LayerShape* s, const LayerCost* c, con
 }
 
 double layer_predicted_ms(const LayerShape* s, const LayerCost* c, const BenchMode* mode) {
-    const double shard = shard_ms(s, c, mode->m);
+    const double shard = layer_shard_ms(s, c, mode->m);
     if (layer_is_backward(s->op)) { return predicted_backward_ms(s, c, mode); }
     const int split = mode->mode == FO_FLASH && !mode->row;
     const double behind = c->part_ms[SCATTER_SIDE] + (split ? c->part_ms[ATTENTION_ITSELF] : 0.0);

@@ -88,8 +88,9 @@ typedef struct {
     double gbytes_s, us; // of the link
 } LayerCost;
 
-double layer_compute_ms(const LayerCost* c);                          // W: without communication
-double layer_collectives_ms(const LayerShape* s, const LayerCost* c); // T: all collectives alone
+double layer_compute_ms(const LayerCost* c);                           // W: without communication
+double layer_collectives_ms(const LayerShape* s, const LayerCost* c);  // T: all collectives alone
+double layer_shard_ms(const LayerShape* s, const LayerCost* c, int m); // a shard's m messages
 /* layer_predicted_ms -- exposed time by the closed forms of fo_model.h.
  *
  * The backward pass has one stream of messages: B2 (B5) travels behind B1 (B4), B3 (B6) behind both. What is

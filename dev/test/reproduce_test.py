@@ -1,6 +1,5 @@
 #!/usr/bin/python3
-"""The paper's tables: layers on the simulated device beside the closed forms and the paper's own figures, and the document that
-dev/reproduce_paper.py makes of them."""
+"""The paper's tables: layers on the simulated device beside the closed forms and the paper's own figures."""
 
 import json
 

@@ -64,6 +64,7 @@ static void body(FoGroup* world, void* arg) {
         CHECK(g->o[i]->plan.P == peers && g->o[i]->plan.mode == FO_FLASH);
         CHECK(g->o[i]->plan.m == (peers > 1 ? g->site_m[i] : 1) && gpt_site_chunks(g, i) == g->site_m[i]);
         CHECK(gpt_is_cut(g, i) || g->site_m[i] == 1);
+        CHECK(c->choice[rank].m[i] == (c->choice[rank].P[i] ? g->site_m[i] : 0));
     }
     free(before);
     gpt_close(g);
@@ -92,12 +93,12 @@ static int ncut(const Case* c) {
 }
 
 static void test_choices(void) {
-    static Case near = {"T near W", 1, 2, 128, LINK, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}}}};
-    static Case fast = {"a fast link", 1, 2, 128, 1e3, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}}}};
-    static Case late = {"a late link", 1, 2, 128, LINK, 1e4 * SLOWER, 1.0, {{0}}, {{{0}, {0}, {0}}}};
-    static Case odd = {"shards of 63 rows", 1, 2, 63, LINK, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}}}};
-    static Case slow = {"a slow rank", 1, 2, 128, LINK, 0.0, 4.0, {{0}}, {{{0}, {0}, {0}}}};
-    static Case up = {"up", 2, 1, 128, LINK, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}}}};
+    static Case near = {"T near W", 1, 2, 128, LINK, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}, {0}}}};
+    static Case fast = {"a fast link", 1, 2, 128, 1e3, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}, {0}}}};
+    static Case late = {"a late link", 1, 2, 128, LINK, 1e4 * SLOWER, 1.0, {{0}}, {{{0}, {0}, {0}, {0}}}};
+    static Case odd = {"shards of 63 rows", 1, 2, 63, LINK, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}, {0}}}};
+    static Case slow = {"a slow rank", 1, 2, 128, LINK, 0.0, 4.0, {{0}}, {{{0}, {0}, {0}, {0}}}};
+    static Case up = {"up", 2, 1, 128, LINK, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}, {0}}}};
     const double W = 2.0 * 256 * 128 * 256 / (PACE * 1e12), T = 128 * 128 * sizeof(floatX) / (LINK * 1e9);
     for (int tries = 0; tries == 0 || (tries < 4 && near.m[0][F3] * near.m[0][F1] * near.m[0][B1] < 64);
          tries++) {
@@ -128,8 +129,8 @@ static void test_choices(void) {
 
 // a device with a speed of its own: whatever it chooses
 static void test_agreement(void) {
-    static Case meshes[] = {{"tp 4", 1, 4, 64, 1.0, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}}}},
-                            {"up 2 tp 2", 2, 2, 64, 1.0, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}}}}};
+    static Case meshes[] = {{"tp 4", 1, 4, 64, 1.0, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}, {0}}}},
+                            {"up 2 tp 2", 2, 2, 64, 1.0, 0.0, 1.0, {{0}}, {{{0}, {0}, {0}, {0}}}}};
     choose(&meshes[0]);
     CHECK(meshes[0].choice[0].P[F3] == 4 && meshes[0].choice[0].P[U2] == 0);
     choose(&meshes[1]);

@@ -1,12 +1,13 @@
 """A process that hears nothing from another ends the run, and says for whom it waited, in which operation and step:
-exchanges and barriers that a rank never comes to, and a rank of a training run that freezes."""
+exchanges and barriers that a rank never comes to, and a rank of a training run that freezes. So does one that is sent
+more or fewer bytes than it expects."""
 
 from program import *
 
 CASES = os.path.join(os.path.dirname(PROGRAM), "dev/test/test_comm_mpi")
 
 
-def dies_waiting(run, *texts):
+def dies(run, *texts):
     run.wait()
     check(run.rc not in (0, None), f"exit status {run.rc}: {run.name}")
     for text in texts:
@@ -23,14 +24,14 @@ def test_never():
                        (1, r"\[rank 0\].* F1: waited 0.5 s for rank 1 to receive 4096 bytes \(step 12\)"),
                        (2, r"\[rank [12]\].* waited 0.5 s at a barrier")):
         run = Run(command=["mpirun", "--oversubscribe", "-np", "3", CASES, str(case)])
-        dies_waiting(run, text)
+        dies(run, text)
         check(run.seconds < 25, f"{run.seconds:.1f} s: {run.name}")
 
 
 def test_sizes_differ():
     for case, sent, expected in ((3, 300000, 100), (4, 100, 300000)):
         run = Run(command=["mpirun", "--oversubscribe", "-np", "2", CASES, str(case)])
-        dies_waiting(run, rf"\[rank 1\].* rank 0 sends {sent} bytes to rank 1, which expects {expected}")
+        dies(run, rf"\[rank 1\].* rank 0 sends {sent} bytes to rank 1, which expects {expected}")
 
 
 def freeze(*args, awaited):
@@ -39,7 +40,7 @@ def freeze(*args, awaited):
     ranks = run.ranks()
     os.kill(ranks[1], signal.SIGSTOP)
     frozen = time.time()
-    dies_waiting(run, rf"\[rank 0\].* \w+: waited 2.0 s for {awaited}.* \(step \d+\)")
+    dies(run, rf"\[rank 0\].* \w+: waited 2.0 s for {awaited}.* \(step \d+\)")
     check(time.time() - frozen < 25, f"{time.time() - frozen:.1f} s after the freeze")
 
 

@@ -14,7 +14,10 @@ static inline double fo__wire_s(const FoGroup* g, size_t nbytes) {
     return (double)nbytes * g->s_per_byte;
 }
 
-void fo__mpi_transport_open(FoGroup* g); // only in a build with MPI
+// only in a build with MPI
+void fo__mpi_transport_open(FoGroup* g);
+extern size_t
+    fo__mpi_piece; // bytes that a message has at most; longer ones go in pieces. Tests make it small
 void fo__tcp_transport_open(FoGroup* g, const FoLaunch* l);
 
 #endif

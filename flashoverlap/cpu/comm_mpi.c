@@ -5,10 +5,11 @@
  * and synchronously: were several in flight they would share the link, and the first, which a schedule needs
  * first, would arrive about as late as the last (measured: slicing's gain fell from 35 to 12 %).
  *
- * The first send begins before the receives are posted, and these are from the start. MPI asks for a large
- * message's bulk when its receive is posted. Were that asked later than a peer asks for ours, it would wait
- * in the socket behind our bulk, and two hosts that send to each other would take turns (measured, 1 MiB
- * each way on a link of 0.4 Gbit/s: 31 ms, now 22).
+ * The first send begins, then all receives are posted at once, of headers and of payloads (where one has
+ * several pieces: a payload's behind its header). MPI asks for a large message's bulk when its receive is
+ * posted. Were that asked later than a peer asks for ours, it would wait in the socket behind our bulk, and
+ * two hosts that send to each other would take turns (measured, 1 MiB each way on a link of 0.4 Gbit/s: 31
+ * ms, now 22).
  *
  * Exchanges of different groups, each on its stream's thread, and the host's barriers run at the same time.
  * One thread at a time calls MPI (MPI_THREAD_SERIALIZED): under a lock that all groups of the process share.
@@ -20,9 +21,10 @@
 #include <stdlib.h>
 
 enum { TAG_HEADER, TAG_PAYLOAD, TAG_START };
-enum { PIECE = 1 << 30 };              // MPI counts are int
 enum { HEADER, PAYLOAD, START, EACH }; // the requests of a message, on both sides
 enum { REQUESTS = EACH * (FO_MAX_RANKS + 1) };
+
+size_t fo__mpi_piece = 1 << 30; // MPI counts are int
 
 typedef struct {
     uint64_t nbytes;
@@ -65,7 +67,7 @@ static MPI_Request* requests_of_send(Progress* x) {
 }
 
 static int piece_of(size_t nbytes, size_t offset) {
-    return nbytes - offset < PIECE ? (int)(nbytes - offset) : PIECE;
+    return (int)(nbytes - offset < fo__mpi_piece ? nbytes - offset : fo__mpi_piece);
 }
 
 // ---- receiving --------------------------------------------------------------------------------------------
@@ -100,10 +102,11 @@ static void require_size(const Progress* x, int i) {
                world_ranks[r->from], nbytes, world_ranks[x->g->rank], r->nbytes);
 }
 
-// Several messages of a peer, one of several pieces: a piece must not be received as what follows it
+// A message of several pieces, and another of the same peer: a piece must not be received as what follows it.
+// One such message makes all payloads of the exchange wait for their headers, which costs but speed.
 static int is_posted_early(const FoBatch* b) {
     for (int i = 0; i < b->nrecvs; i++) {
-        if (b->recvs[i].nbytes > PIECE) { return 0; }
+        if (b->recvs[i].nbytes > fo__mpi_piece) { return 0; }
     }
     return 1;
 }
@@ -181,7 +184,8 @@ static int progress(Progress* x, double now) {
         nbegun = 1;
     }
     const int err = MPI_Testsome(EACH * (x->b->nrecvs + 1), x->requests, &ndone, done, MPI_STATUSES_IGNORE);
-    for (int i = 0; err != MPI_SUCCESS && i < ndone; i++) { // a payload too long? Its header says it better
+    for (int i = 0; err != MPI_SUCCESS && i < ndone;
+         i++) { // a payload too long: its header, which came before, says it better
         if (done[i] % EACH == HEADER && done[i] / EACH < x->b->nrecvs) { require_size(x, done[i] / EACH); }
     }
     fo__mpi_check(err, __FILE__, __LINE__, __func__, "MPI_Testsome");
