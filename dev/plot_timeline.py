@@ -30,6 +30,9 @@ WHAT = {
     "B1": "gather, fc2 dgrad", "B3": "fc1 dgrad, reduce-scatter", "B4": "gather, projection dgrad, attention",
     "B6": "QKV dgrad, reduce-scatter",
 }
+# what is read of an event, and of one that takes time
+FIELDS = {"name": str, "ph": str, "pid": int, "tid": int}
+SPAN_FIELDS = {"cat": str, "ts": (int, float), "dur": (int, float)}
 
 
 class UserError(Exception):
@@ -43,15 +46,32 @@ def color_of(label):
     return shades[(int(label[1]) - 1) % len(shades)]
 
 
-def read(path, rank, step):
-    """(time of the step in ms, {row: [(start, length in ms, label, category)]}), times from the step's beginning on."""
+def events_of(path):
     try:
         with open(path) as f:
-            events = json.load(f)["traceEvents"]
+            events = list(json.load(f)["traceEvents"])
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"{path} is no timeline of --trace: {e}") from None
-    spans = [e for e in events if e.get("ph") == "X" and e["pid"] == rank]
-    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == rank}
+    for number, e in enumerate(events):
+        fields = e if isinstance(e, dict) else {}
+        wanted = {**FIELDS, **(SPAN_FIELDS if fields.get("ph") == "X" else {})}
+        if fields.get("name") == "thread_name":
+            wanted["args"] = dict
+        lacking = [key for key, kind in wanted.items() if not isinstance(fields.get(key), kind)]
+        if lacking:
+            raise UserError(f"{path} is no timeline of --trace: event {number} has no valid '{lacking[0]}': "
+                            f"{json.dumps(e)[:80]}")
+    return events
+
+
+def read(path, rank, step):
+    """(time of the step in ms, {row: [(start, length in ms, label, category)]}), times from the step's beginning on."""
+    events = events_of(path)
+    spans = [e for e in events if e["ph"] == "X" and e["pid"] == rank]
+    rows = {e["tid"]: e["args"].get("name") for e in events if e["name"] == "thread_name" and e["pid"] == rank}
+    nameless = {e["tid"] for e in spans if not isinstance(rows.get(e["tid"]), str)}
+    if nameless:
+        raise UserError(f"{path} is no timeline of --trace: row {min(nameless)} of rank {rank} has no name")
     steps = [e for e in spans if e["cat"] == "step"]
     if not steps:
         ranks = sorted({e["pid"] for e in events})
@@ -140,7 +160,7 @@ def next_time(rows, around):
     """When `around` runs again after other operations, or None."""
     runs = [run for run in runs_of(rows.get("compute", [])) if color_of(run[2]) != PLAIN]
     starts = [run[0] for run, before in zip(runs, [None, *runs]) if run[2] == around and before and before[2] != around]
-    first = min(run[0] for run in runs if run[2] == around)
+    first = min((run[0] for run in runs if run[2] == around), default=math.inf)  # it may be on the links alone
     return next((t for t in starts if t > first), None)
 
 

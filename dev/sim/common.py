@@ -11,6 +11,12 @@ class UserError(Exception):
     pass
 
 
+class CommandFailed(UserError):
+    def __init__(self, command, status, said):
+        super().__init__(f"{' '.join(map(str, command))}: exit status {status}: {said}")
+        self.status, self.said = status, said
+
+
 def output_of(command, **how):
     """What a command prints; one line with its reason if it fails."""
     try:
@@ -19,7 +25,7 @@ def output_of(command, **how):
         raise UserError(f"{command[0]}: {e.strerror}: build it first, with make") from None
     if run.returncode != 0:
         said = (run.stderr.strip() or run.stdout.strip() or "it says nothing").split("\n")[0]
-        raise UserError(f"{' '.join(map(str, command))}: exit status {run.returncode}: {said}")
+        raise CommandFailed(command, run.returncode, said)
     return run.stdout
 
 

@@ -295,6 +295,9 @@ int run_plan(const TrainOptions* opt, char err[TRAIN_ERR]) {
     const int kind = model_parse(opt->model, &c, err);
     if (kind < 0 || (kind == 1 && checkpoint_read_header(opt->model, &c, &version, err))) { return -1; }
     if (check_cuts(opt, c, err)) { return -1; }
+    if (opt->trace[0] && fo_trace_check(opt->trace, trace_why)) {
+        return train_error(err, "--trace: %s", trace_why);
+    }
     gpt_sizes(&sizes, c, opt, 0);
     printf("# predicted, not measured: the schedules of training, run on a simulated device\n");
     printf("hardware   %s: GEMM %g, attention %g TFLOP/s, link %g GB/s, %g us; %g ranks a machine, between "
@@ -308,7 +311,6 @@ int run_plan(const TrainOptions* opt, char err[TRAIN_ERR]) {
            opt->tp, opt->zero, opt->batch, opt->seq_len, opt->total_batch);
     if (plan_modes(&h, c, *opt, err)) { return -1; }
     if (opt->trace[0]) {
-        if (fo_trace_check(opt->trace, trace_why)) { return train_error(err, "--trace: %s", trace_why); }
         if (predict(&h, c, opt, opt->trace, err).failed) { return -1; }
         printf("\ntimeline of a step under %s: %s\n", overlap_name(opt->overlap, name), opt->trace);
     }

@@ -124,6 +124,7 @@ def test_failures():
     check(run.rc == 1 and "IndexError" in rows["PyTorch 1.13"]["missing"], f"a peer fails: {run.rc}, {rows}")
     check("after 1 steps, 2 wanted" in rows["llm.c, fp32, B=4 T=64"]["missing"], f"llm.c ends early: {rows}")
     check(rows["train_gpt"]["rate"]["median"] == 25600.0, "the others are there")
+    os.mkfifo(f"{tmp}/pipe")
     for says, args, how in (
         ("train_gpt: ", (), dict(program=f"{tmp}/stub/python")),  # ours fails
         ("no such program", (), dict(program=f"{tmp}/none")),
@@ -131,10 +132,15 @@ def test_failures():
         ("--model d7", ("--model", "d7"), {}),
         ("--steps 41", ("--steps", 41), dict(llmc=True)),
         ("--program-fp32", ("--llmc", f"{tmp}/llmc"), {}),
+        ("nowhere/x.json.tmp: No such file", ("--json", f"{tmp}/nowhere/x.json"), {}),
+        (f"--json '{tmp}/llmc': is not the name of a file", ("--json", f"{tmp}/llmc"), {}),
+        (f"--json '{tmp}/pipe'", ("--json", f"{tmp}/pipe"), {}),  # a device would be lost where this fails
+        ("--json ''", ("--json", ""), {}),
     ):
-        run, figures, _ = peers(dict(plan, torch=OLD), *args, **{"llmc": False, **how})
+        run, figures, calls = peers(dict(plan, torch=OLD), *args, **{"llmc": False, **how})
         lines = run.err.strip().split("\n")
         check(run.rc == 1 and len(lines) == 1 and says in run.err and figures is None, f"{says}: {run.rc}, {run.err}")
+        check(not calls or says == "train_gpt: ", f"{says}: nothing is measured: {calls}")
 
 
 def test_train_gpt():

@@ -3,7 +3,7 @@
 dev/plot_timeline.py takes out of one; bad machines.
 """
 
-import os, random, re, subprocess, sys
+import json, os, random, re, subprocess, sys, types
 
 from program import DEVICE, PROGRAM, Run, check, main, shard, succeeds, tmp, write
 
@@ -154,14 +154,27 @@ def test_timeline():
     check(waits == [[0, 1], [5.01, 7.01], [9, 10]], f"waits that follow each other are one: {waits}")
     check(plot_timeline.next_time({"compute": compute}, "F1") == 6.01, "the next layer")
     check(plot_timeline.next_time({"compute": compute}, "F4") is None, "none")
+    hidden = {"compute": compute, "comm tp": [(2, 1, "B2", "comm")]}
+    check(plot_timeline.next_time(hidden, "B2") is None, "on the links alone: none")
     refuses("no such operation", plot_timeline.window_of, rows, "F9", 2.0, length)
     refuses("no step of rank 3", plot_timeline.read, f"{tmp}/t.json", 3, None)
     refuses("no step 7", plot_timeline.read, f"{tmp}/t.json", 0, 7)
     refuses("no timeline", plot_timeline.read, f"{tmp}/slow", 0, None)
+    with open(f"{tmp}/t.json") as f:
+        events = json.load(f)["traceEvents"]
+    span = next(e for e in events if e["ph"] == "X")
+    for event, says in ((7, "'name': 7"), ([], "'name': []"), ({}, "'name'"), ({**span, "name": None}, "'name'"),
+                        ({**span, "dur": "1"}, "'dur'"), ({k: v for k, v in span.items() if k != "cat"}, "'cat'"),
+                        ({**span, "tid": 99}, "row 99 of rank 0 has no name"),
+                        ({**span, "name": "thread_name", "args": 7}, "'args'")):
+        write("odd.json", json.dumps({"traceEvents": [*events, event]}).encode())
+        refuses(says, plot_timeline.read, f"{tmp}/odd.json", 0, None)
+    write("odd.json", b'{"traceEvents": 7}')
+    refuses("no timeline", plot_timeline.read, f"{tmp}/odd.json", 0, None)
     run = subprocess.run([sys.executable, "dev/plot_timeline.py", f"{tmp}/slow", "-o", f"{tmp}/x.png"], capture_output=True, text=True)
     check(run.returncode == 1 and run.stderr.count("\n") == 1 and not os.path.exists(f"{tmp}/x.png"), f"one line: {run.stderr}")
     run = Run("--plan", "slow", "-e", MODEL, "-t", 128, "--trace", "none/t.json", quick=False).wait()
-    check(run.rc == 1 and "--trace" in run.err, f"exit status {run.rc}: {run.err}")
+    check(run.rc == 1 and "--trace" in run.err and not run.out, f"before anything: {run.rc}: {run.err}{run.out}")
 
 
 def test_bad():
@@ -217,12 +230,39 @@ def test_scripts():
         except UserError as e:
             check("\n" not in str(e), f"one line: {e}")
     for command in (["measure.py", "-o", f"{tmp}/m.txt", "--rows", "7"], ["check_scaling.py", "--ranks", "3"],
-                    ["check_scaling.py", "--meshes", "pp"], ["check_scaling.py", "--steps", "1"]):
+                    ["check_scaling.py", "--meshes", "pp"], ["check_scaling.py", "--steps", "3"]):
         run = subprocess.run([sys.executable, f"dev/sim/{command[0]}", *command[1:]], capture_output=True, text=True)
         check(run.returncode in (1, 2) and run.stderr.count("\n") == 1 and ("want" in run.stderr or "none of" in run.stderr),
               f"{command}: {run.returncode} {run.stderr}")
     check(not os.path.exists(f"{tmp}/m.txt"), "nothing was written")
 
 
+def test_hosts():
+    """Where dev/cluster.sh can't make hosts, check_scaling.py takes threads; what else it says is an error, and not
+    hidden by what it says when there is nothing to remove."""
+    sys.path.insert(0, "dev/sim")
+    import check_scaling
+    from common import UserError
+    args = types.SimpleNamespace(ranks=[2, 4], gbit=0.5, build="B", no_hosts=None)
+    check_scaling.CLUSTER = f"{tmp}/cluster.sh"
+    for status, down, says in ((77, 77, None), (1, 1, "up 2 --gbit 0.5: exit status 1: up says"), (0, 1, "down says")):
+        write("cluster.sh", f"echo $1 says >&2; [ $1 = down ] && exit {down}; exit {status}".encode())
+        try:
+            why = check_scaling.why_no_hosts(args)
+            check(says is None and why == "up says", f"no hosts: {why}")
+        except UserError as e:
+            check(says and says in str(e), f"'{says}' is said: {e}")
+    write("cluster.sh", b"exit 0")
+    check(check_scaling.why_no_hosts(args) is None, "there are hosts")
+    check(check_scaling.ranks_of("train_gpt", args, "-x")[:2] == ["bash", f"{tmp}/cluster.sh"], "processes on them")
+    args.no_hosts = "up says"
+    check(check_scaling.ranks_of("train_gpt", args, "-x") == ["B/train_gpt", "-x"], "one process, of threads")
+    row = dict(P=2, mesh="tp 2", mode="none", median=1, low=1, high=1, predicted=1, ratio=1, verdict="ok")
+    for no_hosts, says in (("up says", "No hosts: up says. Ranks are threads"), (None, "Ranks are processes on hosts")):
+        args = types.SimpleNamespace(steps=4, gbit=0.5, pace=1, no_hosts=no_hosts)
+        check(says in check_scaling.markdown([row], ["a machine"], args), f"the table says: {says}")
+
+
 if __name__ == "__main__":
-    main([test_formulas, test_meshes, test_timeline, test_bad, test_scripts] + [test_measured] * (DEVICE == "cpu"))
+    main([test_formulas, test_meshes, test_timeline, test_bad, test_scripts, test_hosts] +
+         [test_measured] * (DEVICE == "cpu"))

@@ -274,6 +274,17 @@ def compare(o):
     return 1 if any(p.failed for p in programs) else 3 if noisy else 0
 
 
+def check_writable(path):
+    """The file is written last, after minutes: where it can't be, that is said first."""
+    if not path or (os.path.lexists(path) and not os.path.isfile(path)):
+        raise UserError(f"--json '{path}': is not the name of a file; want one, in a folder that is there")
+    try:
+        open(path + ".tmp", "w").close()
+        os.remove(path + ".tmp")
+    except OSError as e:
+        raise UserError(f"--json '{path}': can't be written: {path}.tmp: {e.strerror}") from None
+
+
 def options_of(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--program", metavar="PATH", help="train_gpt; default: the last that was built")
@@ -300,6 +311,8 @@ def options_of(argv):
         o.sizes = sizes_of(o.model)
     except argparse.ArgumentTypeError as e:
         raise UserError(f"--model {e}") from None
+    if o.json is not None:
+        check_writable(o.json)
     return o
 
 
