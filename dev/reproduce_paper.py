@@ -199,8 +199,8 @@ What differs, and why:
 - *Slices.* The paper does not say into how many it cuts. In M slices 1/M of the communication stays exposed, so its 83.9 % lie
   between 4 and 8. Its machine does a slice in one GEMM; here a slice is computed owner by owner, so that all schedules have the same
   bits. The simulated machine has no cost of small GEMMs, so that does not show.
-- *Hosts.* Between four of them T, each collective alone, is measured longer than what none exposes: after a pause a shaped link
-  lets 80 KB pass at once, and collectives that follow each other have no pause. So there is less to gain than T/W says.
+- *Hosts.* Between four of them T, each collective alone, is measured some percent longer than what none exposes, so there is less to
+  gain than T/W says. Part of it: after a pause a shaped link lets 80 KB pass at once, and collectives alone have no pause.
 
 Real computation at full speed, not paced, on two ranks and two cores (copies, sums and the scheduler take part):
 
