@@ -157,24 +157,24 @@ int run_print_step(Trainer* tr, float loss, double loss_z, float norm, double no
     const char* chosen[NSITES];
     int chosen_m[NSITES];
     const int nchosen = tr->step == tr->first_step ? chosen_chunks(tr, chosen, chosen_m) : 0;
-    LogStep log = {tr->step,
-                   loss,
-                   norm,
-                   lr,
-                   loss_z,
-                   norm_z,
-                   1e3 * seconds,
-                   mfu,
-                   rate,
-                   sum.comm_ms / P,
-                   sum.exposed_ms / P,
-                   (tr->step + 1.0) * tokens,
-                   op,
-                   op_ms,
-                   nops,
-                   chosen,
-                   chosen_m,
-                   nchosen};
+    const LogStep log = {.step = tr->step,
+                         .loss = loss,
+                         .norm = norm,
+                         .lr = lr,
+                         .loss_z = loss_z,
+                         .norm_z = norm_z,
+                         .ms = 1e3 * seconds,
+                         .mfu = mfu,
+                         .tok_s = rate,
+                         .comm_ms = sum.comm_ms / P,
+                         .exposed_ms = sum.exposed_ms / P,
+                         .tokens = (tr->step + 1.0) * tokens,
+                         .op = op,
+                         .op_ms = op_ms,
+                         .nops = nops,
+                         .chosen = chosen,
+                         .chosen_m = chosen_m,
+                         .nchosen = nchosen};
     progress_clear(&tr->progress);
     printf("step %4d/%d | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% %s MFU | %.0f "
            "tok/s | comm %.2f ms exposed %.2f ms\n",

@@ -58,8 +58,8 @@ def write_whole(path, text):
         raise UserError(f"{path}: {e.strerror}") from None
 
 
-def replace_range(path, name, text):
-    """Puts text between the lines `<!-- name -->` and `<!-- end of name -->` of a document."""
+def range_of(path, name):
+    """What stands before and after the text between the lines `<!-- name -->` and `<!-- end of name -->` of a document."""
     try:
         with open(path) as f:
             before = f.read()
@@ -68,4 +68,10 @@ def replace_range(path, name, text):
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
         raise UserError(f"{path}: has no lines '{begin.strip()}' and '{end.strip()}' for the table")
-    write_whole(path, before[:before.index(begin)] + begin + text + before[before.index(end):])
+    return before[:before.index(begin)] + begin, before[before.index(end):]
+
+
+def replace_range(path, name, text):
+    """Puts text there."""
+    before, after = range_of(path, name)
+    write_whole(path, before + text + after)
