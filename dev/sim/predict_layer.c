@@ -10,7 +10,7 @@
 #include "dev/bench/layer.h"
 #include "flashoverlap/sim/sim.h"
 
-static const char MODES[] = "none,slice:2,slice:4,slice:8,flash:1,flash:2,flash:4";
+static const char MODES[] = "none,slice:2,slice:4,slice:6,slice:8,flash:1,flash:2,flash:4";
 
 typedef struct {
     BenchMode modes[BENCH_MAX_MODES];

@@ -24,7 +24,8 @@ def test_table1():
     gain = {mode: 100 * (1 - x[0] / modes["none"][0]) for mode, x in modes.items()}
     hidden = {mode: 100 * (1 - x[1] / modes["none"][1]) for mode, x in modes.items()}
     check(abs(gain["flash:1"] - 36.9) < 3 and abs(hidden["flash:1"] - 99.8) < 3, f"flash: {gain}, {hidden}")
-    check(abs(gain["slice:8"] - 31.4) < 3 and hidden["slice:4"] < 83.9 < hidden["slice:8"], f"slices: {gain}, {hidden}")
+    # 7.1 of 43.8 ms are exposed there: six slices
+    check(abs(gain["slice:6"] - 31.4) < 3 and abs(hidden["slice:6"] - 83.9) < 3, f"slices: {gain}, {hidden}")
     check(35.0 <= gain["flash:1"] <= 40.2, f"in Table 3's range: {gain}")
 
 
