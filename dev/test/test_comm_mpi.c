@@ -99,8 +99,8 @@ static void order_of_calls(FoGroup* g) {
     fo_device_close(d);
 }
 
-// case_random's messages have up to 3 pieces, and there are several of a pair in an exchange. What times, does
-// not run here: a piece takes a round trip
+// case_random's messages have up to 3 pieces, and there are several of a pair in an exchange. What times a
+// link does not run here: a piece takes a round trip
 static void messages_in_pieces(FoGroup* g) {
     Rank k = {.g = g, .P = fo_group_size(g), .r = fo_group_rank(g)};
     CHECK_AT("in pieces: P=%d r=%d", k.P, k.r);
