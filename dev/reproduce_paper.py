@@ -197,10 +197,10 @@ What differs, and why:
 - *flash:1 with two ranks* has only half of the layer to hide a message under, flash:2 three quarters: with
   t_m/t_c above 1 the closed form says what is left ([overlap.md](overlap.md)).
 - *Slices.* The paper does not say into how many it cuts. In M slices 1/M of the communication stays exposed, and 7.1 of 43.8 ms are
-  between 1/6 and 1/7; so its figures stand beside slice:6. Its machine does a slice in one GEMM; here a slice is computed owner by owner, so that all schedules have the same
-  bits. The simulated machine has no cost of small GEMMs, so that does not show.
-- *Hosts.* Between four of them T, each collective alone, is measured some percent longer than what none exposes, so there is less to
-  gain than T/W says. Part of it: after a pause a shaped link lets 80 KB pass at once, and collectives alone have no pause.
+  between 1/6 and 1/7; so its figures stand beside slice:6. Its machine does a slice in one GEMM; here a slice is computed owner by
+  owner, so that all schedules have the same bits. The simulated machine has no cost of small GEMMs, so that does not show.
+- *Hosts.* T, each collective alone, is measured up to a tenth longer than what none exposes, so there is less to gain than T/W
+  says. Part of it: after a pause a shaped link lets 80 KB pass at once, and collectives alone have no pause.
 
 Real computation at full speed, not paced, on two ranks and two cores (copies, sums and the scheduler take part):
 
