@@ -184,8 +184,8 @@ static int progress(Progress* x, double now) {
         nbegun = 1;
     }
     const int err = MPI_Testsome(EACH * (x->b->nrecvs + 1), x->requests, &ndone, done, MPI_STATUSES_IGNORE);
-    for (int i = 0; err != MPI_SUCCESS && i < ndone;
-         i++) { // a payload too long: its header, which came before, says it better
+    // a payload too long: its header, which came before, says it better
+    for (int i = 0; err != MPI_SUCCESS && i < ndone; i++) {
         if (done[i] % EACH == HEADER && done[i] / EACH < x->b->nrecvs) { require_size(x, done[i] / EACH); }
     }
     fo__mpi_check(err, __FILE__, __LINE__, __func__, "MPI_Testsome");
@@ -209,11 +209,12 @@ static void mpi_exchange(FoBatch* b) {
     for (int i = 0; i < REQUESTS; i++) {
         x.requests[i] = MPI_REQUEST_NULL;
     }
+    const int early = is_posted_early(b);
     pthread_mutex_lock(x.mpi->lock);
     if (b->nsends > 0) { send_begin(&x); }
     for (int i = 0; i < b->nrecvs; i++) {
         receive_header(&x, i);
-        if (is_posted_early(b)) { receive_piece(&x, i); }
+        if (early) { receive_piece(&x, i); }
     }
     pthread_mutex_unlock(x.mpi->lock);
     double patience = fo__patience_s(b), quiet_s = 0.0, before = fo_now();
