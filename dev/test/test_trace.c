@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-enum { LARGE = 16 << 20, SMALL = 256, MANY = 100 };
+enum { LARGE = 16 << 20, SMALL = 256, MANY = 100, TRIES = 50 };
 
 // ---- spans ------------------------------------------------------------------------------------------------
 typedef struct {
@@ -97,29 +97,44 @@ static void test_operations(Streams* x) {
     CHECK(fo_stream_spans(x->a, spans, MANY) == 0);
 }
 
-// waits are kept if they are counted, and had to wait: for as long as was counted
+// stream b waits for what stream a has recorded: the span of it, and what the wait was counted as
+static int wait_once(Streams* x, FoSpan* spans, double* counted_ms) {
+    *counted_ms = 0.0;
+    fo_stream_wait(x->b, x->e, counted_ms);
+    fo_stream_sync(x->b);
+    return fo_stream_spans(x->b, spans, 8);
+}
+
+/* Waits are kept if they are counted, and had to wait: for as long as was counted. A busy machine stretches a
+ * span now and then, or lets a stream come so late that there is nothing left to wait for: hence the tries.
+ */
 static void test_waits(Streams* x) {
     FoSpan spans[8];
-    double waited_ms = 0.0, none_ms = 0.0;
+    double ms;
+    int nagree = 0, nshort = 0;
     CHECK_AT("waits");
     fo_device_trace(x->d, 1);
-    for (int i = 0; i < 8; i++) {
-        fo_copy(x->dst, x->src, LARGE, x->a);
+    for (int try = 0; try < TRIES && !nagree; try++) {
+        for (int i = 0; i < 8; i++) {
+            fo_copy(x->dst, x->src, LARGE, x->a);
+        }
+        fo_event_record(x->e, x->a);
+        fo_stream_label(x->b, "F3");
+        int n = wait_once(x, spans, &ms);
+        fo_stream_label(x->b, NULL);
+        CHECK(n == 0 || (n == 1 && spans[0].kind == FO_SPAN_WAIT && strcmp(spans[0].label, "F3") == 0));
+        nagree += n == 1 && ms > (FO_DEVICE_CPU ? 0.1 : 0.0) &&
+                  fabs(1e3 * spans[0].seconds - ms) < 0.05 + 0.01 * ms;
+        fo_stream_sync(x->a);
+        CHECK(fo_stream_spans(x->a, spans, 8) == 8);
     }
-    fo_event_record(x->e, x->a);
-    fo_stream_label(x->b, "F3");
-    fo_stream_wait(x->b, x->e, &waited_ms);
-    fo_stream_label(x->b, NULL);
-    fo_stream_sync(x->b);
-    int n = fo_stream_spans(x->b, spans, 8);
-    CHECK(n == 1 && spans[0].kind == FO_SPAN_WAIT && strcmp(spans[0].label, "F3") == 0);
-    CHECK(waited_ms > (FO_DEVICE_CPU ? 0.1 : 0.0) &&
-          fabs(1e3 * spans[0].seconds - waited_ms) < 0.05 + 0.01 * waited_ms);
-    fo_stream_sync(x->a);
-    fo_stream_wait(x->b, x->e, &none_ms); // long done
-    fo_stream_sync(x->b);
-    n = fo_stream_spans(x->b, spans, 8);
-    CHECK(n == 0 || (n == 1 && 1e3 * spans[0].seconds < 0.1 && none_ms > 0.0));
+    CHECK(nagree > 0);
+    for (int try = 0; try < TRIES && !nshort; try++) {
+        int n = wait_once(x, spans, &ms); // long done
+        CHECK(n == 0 ? ms == 0.0 : n == 1 && ms > 0.0);
+        nshort += n == 0 || 1e3 * spans[0].seconds < 0.1;
+    }
+    CHECK(nshort > 0);
     fo_copy(x->dst, x->src, LARGE, x->a);
     fo_event_record(x->e, x->a);
     fo_stream_wait(x->b, x->e, NULL); // nobody counts it
@@ -127,7 +142,7 @@ static void test_waits(Streams* x) {
     CHECK(fo_stream_spans(x->b, spans, 8) == 0);
     fo_stream_sync(x->a);
     fo_device_trace(x->d, 0);
-    CHECK(fo_stream_spans(x->a, spans, 8) == 8 && fo_stream_spans(x->a, spans, 8) == 1);
+    CHECK(fo_stream_spans(x->a, spans, 8) == 1);
 }
 
 static void test_spans(FoGroup* g, void* arg) {
