@@ -153,13 +153,21 @@ static void forward_to_gelu(GPT* g, const Layer y) {
     FoOverlap** o = g->o;
     FoStaging* st = &g->staging;
     FoStream* s = g->compute;
+    FoColumns qkv;
 
     fo_layernorm_forward(y.ln1 + own, y.mean1, y.rstd1, y.x, y.ln1w, y.ln1b, n, C, s);
     if (y.ln1_own) { fo_copy(y.ln1_own, y.ln1 + own, n * (size_t)C * sizeof(floatX), s); }
-    fo_allgather_matmul_alltoall_forward(y.qkv, a->up_send, y.ln1, y.qkvw, y.qkvb, h, N, C, o[F1],
-                                         o[U1]); // F1, U1
-    fo_attention_alltoall_matmul_reducescatter_forward(st, y.att, y.att_tokens, a->sums, y.lse, y.qkv,
-                                                       y.attprojw, g->layout, h, C, o[U2], o[F2]); // U2, F2
+    if (g->mesh.up == 1) {
+        fo_allgather_matmul_begin(&qkv, y.qkv, y.ln1, y.qkvw, y.qkvb, N, C, 3 * g->Ca, o[F1]); // F1
+        fo_attention_matmul_reducescatter_forward(st, y.att, y.lse, &qkv, y.attprojw, g->layout, g->NHu,
+                                                  h->hs, C, 1, o[F2]); // F2
+    } else {
+        fo_allgather_matmul_alltoall_forward(y.qkv, a->up_send, y.ln1, y.qkvw, y.qkvb, h, N, C, o[F1],
+                                             o[U1]); // F1, U1
+        fo_attention_alltoall_matmul_reducescatter_forward(st, y.att, y.att_tokens, a->sums, y.lse, y.qkv,
+                                                           y.attprojw, g->layout, h, C, o[U2],
+                                                           o[F2]); // U2, F2
+    }
     fo_reducescatter_end(o[F2], st, y.mid, y.x, y.attprojb, C, N);
     fo_layernorm_forward(y.ln2 + own, y.mean2, y.rstd2, y.mid, y.ln2w, y.ln2b, n, C, s);
     if (y.ln2_own) { fo_copy(y.ln2_own, y.ln2 + own, n * (size_t)C * sizeof(floatX), s); }

@@ -94,30 +94,34 @@ void fo__wait(FoOverlap* o, int n) {
     fo_stream_label(o->compute, before);
 }
 
+void fo__compute(FoOverlap* o, const FoPieces* io, int k, FoPieceFn fn, void* ctx) {
+    const FoPlan* plan = &o->plan;
+    const FoCompute* c = &plan->computes[k];
+    int m = plan->m;
+    Chunk own = chunk_of(&io->send[c->chunk / m], m, c->chunk % m);
+    fo__wait(o, c->after_exchanges);
+    // computing may be an operation of another name; one without peers leaves its work to the one around it
+    const char* before = fo_stream_label(o->compute, o->name);
+    if (before && plan->P == 1) { fo_stream_label(o->compute, before); }
+    if (c->add) {
+        Chunk part = chunk_of(&io->recv[received_slot(plan, c->chunk, -1)], m, c->chunk % m);
+        fo_add(own.at, part.at, own.n * io->row_nelem, io->wire, o->compute);
+    } else if (fn && own.n > 0) {
+        fn(ctx, c->chunk / m, own.row0, own.n, o->compute);
+    }
+    fo_stream_label(o->compute, before);
+    if (plan->kind == FO_REDUCESCATTER) { fo_event_record(o->computed[k], o->compute); }
+}
+
 void fo__run(FoOverlap* o, const FoPieces* io, FoPieceFn fn, void* ctx) {
     const FoPlan* plan = &o->plan;
-    int e = 0, m = plan->m;
+    int e = 0;
     start(o);
     for (int k = 0; k <= plan->ncomputes; k++) {
         for (; e < plan->nexchanges && plan->exchanges[e].after_computes <= k; e++) {
             queue_exchange(o, e, io, fn != NULL);
         }
-        if (k == plan->ncomputes) { break; }
-        const FoCompute* c = &plan->computes[k];
-        Chunk own = chunk_of(&io->send[c->chunk / m], m, c->chunk % m);
-        fo__wait(o, c->after_exchanges);
-        // computing may be an operation of another name; one without peers leaves its work to the one around
-        // it
-        const char* before = fo_stream_label(o->compute, o->name);
-        if (before && plan->P == 1) { fo_stream_label(o->compute, before); }
-        if (c->add) {
-            Chunk part = chunk_of(&io->recv[received_slot(plan, c->chunk, -1)], m, c->chunk % m);
-            fo_add(own.at, part.at, own.n * io->row_nelem, io->wire, o->compute);
-        } else if (fn && own.n > 0) {
-            fn(ctx, c->chunk / m, own.row0, own.n, o->compute);
-        }
-        fo_stream_label(o->compute, before);
-        if (plan->kind == FO_REDUCESCATTER) { fo_event_record(o->computed[k], o->compute); }
+        if (k < plan->ncomputes) { fo__compute(o, io, k, fn, ctx); }
     }
     if (plan->kind == FO_REDUCESCATTER && plan->mode == FO_NONE) { fo__wait(o, plan->nexchanges); }
     // a gather needs no wait for its sends: the last compute waits for the last exchange, and that one's send

@@ -38,6 +38,8 @@ void fo__wait(FoOverlap* o, int n);
  * computed is there. Mode none of a reduce-scatter waits for everything.
  */
 void fo__run(FoOverlap* o, const FoPieces* io, FoPieceFn fn, void* ctx);
+// one of its steps: queues compute k, behind the exchanges that it waits for
+void fo__compute(FoOverlap* o, const FoPieces* io, int k, FoPieceFn fn, void* ctx);
 // queues all exchanges of a gather whose computation is elsewhere. Mode none waits for them
 void fo__begin(FoOverlap* o, const FoPieces* io);
 // the same with rows that are not as many for each peer: group p of send, its rows from send_first[p] to

@@ -23,6 +23,13 @@ double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double comp
     return positive(T - ((double)P - 1.0 / m) * W / P);
 }
 
+double fo_model_between_s(int m, int P, double shard_s, double compute_s, double between_s) {
+    if (P < 2) { return 0.0; }
+    const double all = fo_model_exposed_s(FO_FLASH, m, P, shard_s, compute_s) - (P - 2) * between_s / P;
+    const double first = fo_model_exposed_s(FO_FLASH, m, 2, shard_s, 2.0 * compute_s / P);
+    return all > first ? all : first;
+}
+
 int fo_model_chunks(const FoMeasured* x, int P, int most, double* exposed_s) {
     const double least_gain = 0.01;
     double best_s = 0.0, best_exposed_s = 0.0, W = 0.0;
@@ -30,7 +37,7 @@ int fo_model_chunks(const FoMeasured* x, int P, int most, double* exposed_s) {
     for (int i = 0, m = 1; i < FO_MODEL_MOST && m <= (most > 1 ? most : 1); i++, m *= 2) {
         W = x->compute_s[i] > W ? x->compute_s[i] : W;
         const double shard_s = x->shard_s + (m - 1) * x->latency_s;
-        const double exposed = positive(fo_model_exposed_s(FO_FLASH, m, P, shard_s, W) - x->cover_s);
+        const double exposed = positive(fo_model_between_s(m, P, shard_s, W, x->between_s) - x->cover_s);
         if (m > 1 && W + exposed >= (1.0 - least_gain) * best_s) { continue; }
         best = m, best_s = W + exposed, best_exposed_s = exposed;
     }

@@ -35,6 +35,18 @@ double fo_model_collective_s(int P, double shard_s);
  */
 double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double compute_s);
 
+/* fo_model_between_s -- the same of a gather and a reduce-scatter in FO_FLASH whose computations take turns,
+ * shard by shard (F1 and F2, where shards are whole sequences): exposed by the one whose computation is
+ * compute_s, where the other one's is between_s.
+ *
+ *   flash m   max(0, t_m - (2 - 1/m) W/P, (P-1) t_m - (P - 1/m) W/P - (P-2) between_s/P)
+ *
+ * The first arrival has nothing but the own chunk to hide under, the last one all that stands before it; for
+ * the reduce-scatter the same from behind. between_s 0: fo_model_exposed_s. Both use one link, so besides
+ * the two expose at least 2T less all computation.
+ */
+double fo_model_between_s(int m, int P, double shard_s, double compute_s, double between_s);
+
 /* FoMeasured -- one call of an operation on a rank, as it was measured: what fo_model_chunks decides by. */
 enum { FO_MODEL_MOST = 3 }; // it tries m = 1, 2, 4
 typedef struct {
@@ -43,6 +55,7 @@ typedef struct {
     // of what is computed before the last of the data is needed, but in no sub-chunk: the wgrad behind a
     // reduce-scatter; what a gather is queued ahead of
     double cover_s;
+    double between_s; // fo_model_between_s: of the operation that takes turns with it, or 0
 } FoMeasured;
 
 /* fo_model_chunks -- m of FO_FLASH for which W + exposed time is least, of 1, 2 and 4, at most `most`.

@@ -200,6 +200,31 @@ void fo_allgather_matmul_forward(floatX* out, floatX* gelu, floatX* all, const f
     fo_allgather_run(o, all, (size_t)C * sizeof(floatX), N, matmul_forward_chunk, &x);
 }
 
+// the computes of a gather are queued until those of `owner` are among them; owner -1: all of them
+static void columns_until(FoColumns* x, int owner) {
+    if (!x->o) { return; }
+    const FoPlan* plan = &x->o->plan;
+    Matmul matmul = {x->out, x->all, x->weight, x->bias, x->C, x->OC, FO_FLOATX, NULL, NULL};
+    Rows rows = {matmul_forward_chunk, &matmul};
+    FoPieces io;
+    int n = plan->ncomputes;
+    while (owner >= 0 && n > 0 && plan->computes[n - 1].chunk / plan->m != owner) {
+        n--;
+    }
+    gather_pieces(&io, x->o, x->all, (size_t)x->C * sizeof(floatX), x->N);
+    for (; x->ncomputed < n; x->ncomputed++) {
+        fo__compute(x->o, &io, x->ncomputed, rows_chunk, &rows);
+    }
+}
+
+void fo_allgather_matmul_begin(FoColumns* x, floatX* out, floatX* all, const floatX* weight,
+                               const floatX* bias, size_t N, int C, int OC, FoOverlap* o) {
+    FoColumns columns = {out, all, weight, bias, N, C, OC, o, 0};
+    *x = columns;
+    fo_allgather_begin(o, all, (size_t)C * sizeof(floatX), N);
+    columns_until(x, o->plan.r);
+}
+
 void fo_allgather_matmul_dgrad(floatX* dinp, floatX* all, const floatX* pregelu, const floatX* weight,
                                size_t N, int K, int C, FoOverlap* o) {
     Matmul x = {dinp, all, weight, NULL, K, C, FO_FLOATX, NULL, pregelu};
@@ -223,24 +248,33 @@ typedef struct {
     Matmul projection;
     floatX* att;
     float* lse;
-    const floatX* qkv;
+    FoColumns* qkv;
     FoLayout l;
     int NH, hs, query_split;
 } Attention;
 
+static void attention_rows(const Attention* x, size_t row0, size_t n, FoStream* s) {
+    fo_attention_forward(x->att, x->lse, x->qkv->out, row0, n, x->l, x->NH, x->hs, s);
+}
+
 static void attention_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
     Attention* x = (Attention*)ctx;
-    if (x->query_split) { fo_attention_forward(x->att, x->lse, x->qkv, row0, n, x->l, x->NH, x->hs, s); }
+    const size_t shard = (size_t)x->l.B * (size_t)x->l.T / (size_t)x->l.P;
+    columns_until(x->qkv, (int)(row0 / shard));
+    if (x->query_split) { attention_rows(x, row0, n, s); }
     matmul_forward_chunk(&x->projection, row0, n, s);
 }
 
-void fo_attention_matmul_reducescatter_forward(FoStaging* st, floatX* att, float* lse, const floatX* qkv,
+void fo_attention_matmul_reducescatter_forward(FoStaging* st, floatX* att, float* lse, FoColumns* qkv,
                                                const floatX* weight, FoLayout l, int NH, int hs, int C,
                                                int query_split, FoOverlap* o) {
-    size_t N = (size_t)l.B * (size_t)l.T;
+    const size_t N = (size_t)l.B * (size_t)l.T;
+    // attention wants all keys of its sequences, and without query_split those of all
+    const int by_shard = query_split && !l.zigzag;
     Matmul projection = {st->partial, att, weight, NULL, NH * hs, C, st->wire, NULL, NULL};
     Attention x = {projection, att, lse, qkv, l, NH, hs, query_split};
-    if (!query_split) { fo_attention_forward(att, lse, qkv, 0, N, l, NH, hs, o->compute); }
+    if (!by_shard) { columns_until(qkv, -1); }
+    if (!query_split) { attention_rows(&x, 0, N, o->compute); }
     fo_reducescatter_run(o, st, C, N, attention_chunk, &x);
 }
 

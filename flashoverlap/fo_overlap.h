@@ -104,6 +104,29 @@ void fo_allgather_matmul_forward(floatX* out,          // [N, OC]
                                  const floatX* bias,   // [OC]
                                  size_t N, int C, int OC, FoOverlap* o);
 
+/* FoColumns -- a column-parallel matmul whose rows are still arriving: F1 in front of F2, whose attention
+ * calls for them shard by shard. o NULL: out is complete, all else unused.
+ */
+typedef struct {
+    floatX *out, *all;
+    const floatX *weight, *bias;
+    size_t N;
+    int C, OC;
+    FoOverlap* o;
+    int ncomputed; // of the plan's computes, those that are queued
+} FoColumns;
+
+/* fo_allgather_matmul_begin -- the first half of fo_allgather_matmul_forward: the gather, and the matmul of
+ * the own rows. Whoever consumes x queues the other rows' as it needs them; x must live as long, and `all` is
+ * complete only then.
+ */
+void fo_allgather_matmul_begin(FoColumns* x,
+                               floatX* out,          // [N, OC]
+                               floatX* all,          // [N, C], the own rows in place
+                               const floatX* weight, // [OC, C]
+                               const floatX* bias,   // [OC], or NULL
+                               size_t N, int C, int OC, FoOverlap* o);
+
 // dinp = (all ranks' rows of dout) @ weight, times gelu'(pregelu) unless pregelu is NULL: B1
 void fo_allgather_matmul_dgrad(floatX* dinp,          // [N, K]
                                floatX* all,           // [N, C], the own rows in place
@@ -131,12 +154,16 @@ void fo_matmul_reducescatter_dgrad(FoStaging* st,
  * For each chunk of query rows: attention of this rank's heads, then its share of the projection, then off to
  * the owner: the reduce-scatter hides under both, not under the projection alone. query_split 0 computes all
  * attention first (the row-parallel schedule, for comparison). Bits do not depend on it.
- * Source   arXiv 2604.24013 Alg. 4, Fig. 8b.
+ *
+ * qkv->out is [N, 3*NH*hs], all of it computed in the end. Where shards are whole sequences, a shard's QKV
+ * matmul stands right before its attention; by flash shards arrive in the order in which their results leave,
+ * so F1's gather hides under attention, too. Everywhere else all of qkv is computed first.
+ * Source   arXiv 2604.24013 Alg. 4, Fig. 8b; there all of qkv is computed first.
  */
 void fo_attention_matmul_reducescatter_forward(FoStaging* st,
-                                               floatX* att,          // [N, NH*hs]
-                                               float* lse,           // [N, NH]
-                                               const floatX* qkv,    // [N, 3*NH*hs]
+                                               floatX* att, // [N, NH*hs]
+                                               float* lse,  // [N, NH]
+                                               FoColumns* qkv,
                                                const floatX* weight, // [C, NH*hs]
                                                FoLayout l, int NH, int hs, int C, int query_split,
                                                FoOverlap* o);

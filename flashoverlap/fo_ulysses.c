@@ -175,8 +175,9 @@ void fo_attention_alltoall_matmul_reducescatter_forward(FoStaging* st, floatX* a
     FromHeads x = {st, att, att_tokens, sums, lse, qkv, weight, l, h, N, C, attends, scatter};
     FoPieces io;
     if (h->U == 1) {
-        fo_attention_matmul_reducescatter_forward(st, att, lse, qkv, weight, l, own_heads(h), h->hs, C, 1,
-                                                  reduce);
+        FoColumns complete = {(floatX*)qkv, NULL, NULL, NULL, 0, 0, 0, NULL, 0};
+        fo_attention_matmul_reducescatter_forward(st, att, lse, &complete, weight, l, own_heads(h), h->hs, C,
+                                                  1, reduce);
         return;
     }
     fo__require_direct(scatter, FO_REDUCESCATTER, 0);

@@ -63,11 +63,13 @@ static void fc1_chunk(void* ctx, size_t row0, size_t n, FoStream* s) {
 
 static void queue_forward(Layer* y, const LayerPlan* p) {
     const LayerShape* s = &y->shape;
-    fo_allgather_run(p->gather, y->all, (size_t)s->C * sizeof(floatX), s->N, fc1_chunk, y);
     if (layer_is_attention(s->op)) {
-        fo_attention_matmul_reducescatter_forward(&y->st, y->act, y->lse, y->pre, y->w2, layout(s), heads(s),
+        FoColumns qkv;
+        fo_allgather_matmul_begin(&qkv, y->pre, y->all, y->w1, NULL, s->N, s->C, width1(s), p->gather);
+        fo_attention_matmul_reducescatter_forward(&y->st, y->act, y->lse, &qkv, y->w2, layout(s), heads(s),
                                                   LAYER_HEAD, s->C, !p->row, p->scatter);
     } else {
+        fo_allgather_run(p->gather, y->all, (size_t)s->C * sizeof(floatX), s->N, fc1_chunk, y);
         fo_matmul_reducescatter_forward(&y->st, y->act, y->w2, s->N, width2(s), s->C, p->scatter);
     }
     fo_reducescatter_end(p->scatter, &y->st, own_rows(y, y->all), NULL, NULL, s->C, s->N);
@@ -345,11 +347,21 @@ static double predicted_backward_ms(const LayerShape* s, const LayerCost* c, con
     return b1 + b2 + b3;
 }
 
+// attention whose QKV matmul, attention and projection take turns, shard by shard
+static double predicted_by_shard_ms(const LayerShape* s, const LayerCost* c, int m) {
+    const double shard = layer_shard_ms(s, c, m), gather_side = c->part_ms[GATHER_SIDE];
+    const double scatter_side = c->part_ms[ATTENTION_ITSELF] + c->part_ms[SCATTER_SIDE];
+    const double exposed = fo_model_between_s(m, s->P, shard, gather_side, scatter_side) +
+                           fo_model_between_s(m, s->P, shard, scatter_side, gather_side);
+    return fmax(exposed, 2.0 * fo_model_collective_s(s->P, shard) - gather_side - scatter_side);
+}
+
 double layer_predicted_ms(const LayerShape* s, const LayerCost* c, const BenchMode* mode) {
     const double shard = layer_shard_ms(s, c, mode->m);
     if (layer_is_backward(s->op)) { return predicted_backward_ms(s, c, mode); }
-    const int split = mode->mode == FO_FLASH && !mode->row;
-    const double behind = c->part_ms[SCATTER_SIDE] + (split ? c->part_ms[ATTENTION_ITSELF] : 0.0);
+    if (s->op == ATTENTION && mode->mode == FO_FLASH && !mode->row) {
+        return predicted_by_shard_ms(s, c, mode->m);
+    }
     return fo_model_exposed_s(mode->mode, mode->m, s->P, shard, c->part_ms[GATHER_SIDE]) +
-           fo_model_exposed_s(mode->mode, mode->m, s->P, shard, behind);
+           fo_model_exposed_s(mode->mode, mode->m, s->P, shard, c->part_ms[SCATTER_SIDE]);
 }

@@ -424,7 +424,57 @@ static FoLayout layout_of(const Rank* k, int zigzag) {
     return zigzag ? cut : whole;
 }
 
-static void test_attention_forward(Rank* k, int zigzag, int query_split) {
+// the QKV matmul in front of F2: of all ranks' rows, whose gather is under way
+typedef struct {
+    floatX *rows, *weight, *bias; // [N, C] of all ranks; of rank r
+    floatX *all, *seen, *weight_now, *bias_now;
+    FoOverlap* o;
+    FoColumns columns;
+} Qkv;
+
+static Qkv qkv_open(Rank* k) {
+    const int OC3 = 3 * NH * HS;
+    Qkv x;
+    memset(&x, 0, sizeof x);
+    x.rows = numbers(k, 74, 0, k->N, C);
+    x.weight = numbers(k, of_rank(75, k->r), 0, (size_t)OC3, C);
+    x.bias = numbers(k, of_rank(76, k->r), 0, 1, OC3);
+    x.all = poisoned_rows(k, k->N, C), x.seen = poisoned_rows(k, k->N, C);
+    x.weight_now = poisoned_rows(k, (size_t)OC3, C), x.bias_now = poisoned_rows(k, 1, OC3);
+    x.columns.out = poisoned_rows(k, k->N, OC3);
+    x.o = overlap(k, "F1", FO_ALLGATHER);
+    return x;
+}
+
+// what rank p has of it, called whole
+static floatX* qkv_of_rank(Rank* k, const Qkv* x, int p) {
+    floatX* qkv = poisoned_rows(k, k->N, 3 * NH * HS);
+    fo_matmul_forward(qkv, x->rows, numbers(k, of_rank(75, p), 0, 3 * NH * HS, C),
+                      numbers(k, of_rank(76, p), 0, 1, 3 * NH * HS), k->N, C, 3 * NH * HS, FO_FLOATX,
+                      k->compute);
+    return qkv;
+}
+
+static void qkv_begin(Rank* k, Qkv* x) {
+    const size_t own = (size_t)k->r * ROWS * C;
+    produce(k, x->weight_now, x->weight, 3 * NH * HS * C * sizeof(floatX));
+    produce(k, x->bias_now, x->bias, 3 * NH * HS * sizeof(floatX));
+    produce(k, x->all + own, x->rows + own, ROWS * C * sizeof(floatX));
+    rest(k);
+    fo_allgather_matmul_begin(&x->columns, x->columns.out, x->all, x->weight_now, x->bias_now, k->N, C,
+                              3 * NH * HS, x->o);
+}
+
+// all of it has been consumed, by what is queued
+static void qkv_end(Rank* k, Qkv* x) {
+    fo_copy(x->seen, x->all, k->N * C * sizeof(floatX), k->compute);
+    queue_poison(k, x->all, k->N * C * sizeof(floatX));
+    queue_poison(k, x->weight_now, 3 * NH * HS * C * sizeof(floatX));
+    queue_poison(k, x->bias_now, 3 * NH * HS * sizeof(floatX));
+}
+
+// gathers: F1's gather is under way when F2 is called
+static void test_attention_forward(Rank* k, int zigzag, int query_split, int gathers) {
     FoOverlap* o = overlap(k, "F2", FO_REDUCESCATTER);
     FoStaging st = staging(k);
     FoLayout l = layout_of(k, zigzag);
@@ -435,9 +485,10 @@ static void test_attention_forward(Rank* k, int zigzag, int query_split) {
     floatX *att = poisoned_rows(k, k->N, W), *own_att = poisoned_rows(k, k->N, W);
     float *lse = (float*)poisoned(k, lse_nbytes), *own_lse = (float*)poisoned(k, lse_nbytes);
     char* partial[FO_MAX_RANKS];
+    Qkv x = qkv_open(k);
     for (int p = 0; p < k->P; p++) { // what each rank computes, by the operations called whole
-        floatX *q = numbers(k, of_rank(71, p), 0, k->N, 3 * W), *w = numbers(k, of_rank(72, p), 0, C, W);
-        floatX* a = p == k->r ? own_att : poisoned_rows(k, k->N, W);
+        floatX* q = gathers ? qkv_of_rank(k, &x, p) : numbers(k, of_rank(71, p), 0, k->N, 3 * W);
+        floatX *w = numbers(k, of_rank(72, p), 0, C, W), *a = p == k->r ? own_att : poisoned_rows(k, k->N, W);
         float* e = p == k->r ? own_lse : (float*)poisoned(k, lse_nbytes);
         partial[p] = (char*)poisoned(k, k->N * C * fo_dtype_nbytes(st.wire));
         fo_attention_forward(a, e, q, 0, k->N, l, NH, HS, k->compute);
@@ -445,18 +496,25 @@ static void test_attention_forward(Rank* k, int zigzag, int query_split) {
         if (p == k->r) { qkv = q, weight = w; }
     }
     plain_reducescatter(k, want, partial, residual);
-    floatX* qkv_now = poisoned_rows(k, k->N, 3 * W);
-    produce(k, qkv_now, qkv, 3 * att_nbytes);
+    if (gathers) {
+        qkv_begin(k, &x);
+    } else {
+        produce(k, x.columns.out, qkv, 3 * att_nbytes);
+    }
     rest(k);
-    fo_attention_matmul_reducescatter_forward(&st, att, lse, qkv_now, weight, l, NH, HS, C, query_split, o);
-    queue_poison(k, qkv_now, 3 * att_nbytes);
+    fo_attention_matmul_reducescatter_forward(&st, att, lse, &x.columns, weight, l, NH, HS, C, query_split,
+                                              o);
+    if (gathers) { qkv_end(k, &x); }
+    queue_poison(k, x.columns.out, 3 * att_nbytes);
     rest(k);
     fo_reducescatter_end(o, &st, out, residual, NULL, C, k->N);
     queue_poison(k, st.partial, k->N * C * fo_dtype_nbytes(st.wire));
     CHECK(same_bits(k, out, want, ROWS * C * sizeof(floatX)));
     CHECK(same_bits(k, att, own_att, att_nbytes));
     CHECK(same_bits(k, lse, own_lse, lse_nbytes));
+    CHECK(!gathers || same_bits(k, x.seen, x.rows, k->N * C * sizeof(floatX)));
     fo_overlap_destroy(o);
+    fo_overlap_destroy(x.o);
     release(k);
 }
 
@@ -645,8 +703,9 @@ static void test_config(Rank* k) {
     test_matmul_reducescatter(k, 1);
     test_layers(k);
     for (int zigzag = 0; zigzag < 2; zigzag++) {
-        test_attention_forward(k, zigzag, 0);
-        test_attention_forward(k, zigzag, 1);
+        test_attention_forward(k, zigzag, 0, 1);
+        test_attention_forward(k, zigzag, 1, 0);
+        test_attention_forward(k, zigzag, 1, 1);
         test_attention_backward(k, zigzag);
     }
 }
