@@ -39,7 +39,7 @@ def test_order():
 def test_closed_forms():
     """The simulator and fo_model.h know nothing of each other."""
     for op, *shape in (("mlp", 4, 32, 4096, 4096), ("mlp", 2, 8, 1024, 4096), ("mlp", 8, 8, 512, 4096),
-                       ("attention", 4, 16, 4096, 4096), ("attention", 8, 8, 1024, 4096), ("mlp-backward", 4, 32, 4096, 4096),
+                       ("attention", 4, 16, 4096, 4096), ("attention", 8, 8, 1024, 4096), ("attention", 4, 4, 16384, 1024), ("mlp-backward", 4, 32, 4096, 4096),
                        ("mlp-backward", 8, 32, 1024, 8192), ("attention-backward", 4, 16, 4096, 4096)):
         table, modes = layer(op, *shape)
         for mode, (_, exposed, closed) in modes.items():
