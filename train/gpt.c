@@ -267,6 +267,10 @@ GPTBytes gpt_nbytes(const GPT* g) {
 }
 
 // ---- plans ------------------------------------------------------------------------------------------------
+const char* gpt_op_name(int i) {
+    return i < NSITES ? gpt_sites[i].name : "D3";
+}
+
 int gpt_site_ranks(const GPT* g, int i) {
     GroupName group = gpt_sites[i].group;
     return group == GROUP_TP ? g->mesh.tp : group == GROUP_UP ? g->mesh.up : g->mesh.rp;
@@ -301,8 +305,8 @@ static void open_plans(GPT* g, const TrainOptions* opt) {
     g->d3 = (FoOverlap**)calloc((size_t)g->config.L + 1, sizeof(FoOverlap*));
     fo_require(g->d3 != NULL, "out of memory");
     for (int b = 0; b <= g->config.L; b++) {
-        g->d3[b] = fo_overlap_create("D3", FO_ALLGATHER, opt->overlap.mode, 1, FO_DIRECT, g->group[GROUP_RP],
-                                     g->compute, g->comm[GROUP_RP]);
+        g->d3[b] = fo_overlap_create(gpt_op_name(NSITES), FO_ALLGATHER, opt->overlap.mode, 1, FO_DIRECT,
+                                     g->group[GROUP_RP], g->compute, g->comm[GROUP_RP]);
     }
 }
 

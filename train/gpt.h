@@ -184,6 +184,8 @@ double gpt_flops_a_token(const GPT* g, int T);
 // makes the plan of an operation anew with m chunks; not of those that are whole, nothing is under way
 void gpt_set_chunks(GPT* g, const TrainOptions* opt, int site, int m);
 
+// name of an operation: of a site, or, i NSITES, of D3, which has a plan for each layer
+const char* gpt_op_name(int i);
 // of the plan of an operation: sub-chunks or slices, m; topology; ranks
 int gpt_site_chunks(const GPT* g, int site);
 int gpt_is_cut(const GPT* g, int site); // does it have the mode's m chunks, on this mesh?

@@ -119,7 +119,7 @@ static int exposed_by_op(const GPT* g, const char* name[NSITES + 1], double ms[N
         const int site = i < NSITES ? i : B7_DP_BACK; // D3 is the replicas', too
         int k = 0;
         if (gpt_site_ranks(g, site) == 1) { continue; }
-        name[n] = i < NSITES ? gpt_sites[i].name : "D3";
+        name[n] = gpt_op_name(i);
         while (strcmp(name[k], name[n]) != 0) {
             k++;
         }
@@ -243,7 +243,7 @@ static void print_report(const Sent* all, int P) {
         }
         if (same[0] == i) { print_sent(gpt_sites[i].name, groups[gpt_sites[i].group], all, P, same, n); }
     }
-    print_sent("D3", groups[GROUP_RP], all, P, &d3, 1);
+    print_sent(gpt_op_name(d3), groups[GROUP_RP], all, P, &d3, 1);
     print_sent("ids", "dp", all, P, &ids, 1);
     print_sent("scalars", "world", all, P, &scalars, 1);
     print_sent("other", "all", all, P, &forgotten, 1);
@@ -680,7 +680,7 @@ static int dry_plans(const GPT* g, const TrainOptions* opt, char* text, size_t n
     char why[256];
     for (int i = 0; i <= NSITES; i++) {
         const int d3 = i == NSITES, site = d3 ? B7_DP_BACK : i; // a plan for each layer, all alike
-        const char* name = d3 ? "D3" : gpt_sites[i].name;
+        const char* name = gpt_op_name(i);
         const int P = gpt_site_ranks(g, site), m = P > 1 ? gpt_site_chunks(g, site) : 1;
         const FoTopology topology = gpt_site_topology(opt, site);
         FoPlan plan;

@@ -274,6 +274,19 @@ void bench_json_spread(BenchJson* j, const char* name, BenchSpread s) {
     }
 }
 
+void bench_json_mode(BenchJson* j, const char* name, const BenchSpread* total, BenchSpread exposed,
+                     double vs_none_percent, double hidden_percent, double predicted_ms) {
+    bench_json_begin(j, NULL, '{');
+    bench_json_text(j, "mode", name);
+    if (total) {
+        bench_json_spread(j, "total", *total);
+        bench_json_number(j, "vs_none_percent", vs_none_percent);
+    }
+    bench_json_spread(j, "exposed", exposed);
+    bench_json_number(j, "hidden_percent", hidden_percent);
+    bench_json_number(j, "predicted_ms", predicted_ms);
+}
+
 void bench_json_head(BenchJson* j, const char* program, int argc, char** argv, const char* device) {
     if (!j->path[0]) { return; }
     j->f = fopen(j->temporary, "w");

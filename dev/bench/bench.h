@@ -88,6 +88,11 @@ void bench_json_number(BenchJson* j, const char* key, double value); // not fini
 // NAME_ms, NAME_p25, NAME_p75
 void bench_json_spread(BenchJson* j, const char* name, BenchSpread s);
 // ends the tables and the file
+/* bench_json_mode -- begins a mode's object with its figures, against mode none, NAN where there is none.
+ * bench_json_end follows. total: of the wall clock; NULL: it has none of its own.
+ */
+void bench_json_mode(BenchJson* j, const char* name, const BenchSpread* total, BenchSpread exposed,
+                     double vs_none_percent, double hidden_percent, double predicted_ms);
 void bench_json_close(BenchJson* j);
 
 #ifdef __cplusplus

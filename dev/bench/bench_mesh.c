@@ -203,10 +203,6 @@ typedef struct {
     double comm, predicted[NMODES];
 } Row;
 
-static const char* row_name(int i) {
-    return i < NSITES ? gpt_sites[i].name : "D3";
-}
-
 // of the operations named op: two plans of one name are one row; op NULL: of all
 static Row row_of(const Bench* x, const char* op) {
     Row row;
@@ -215,7 +211,7 @@ static Row row_of(const Bench* x, const char* op) {
     for (int m = 0; m < x->nmodes; m++) {
         double ms[MAX_ROUNDS] = {0.0};
         for (int k = 0; k < NROWS; k++) {
-            if (op && strcmp(row_name(k), op) != 0) { continue; }
+            if (op && strcmp(gpt_op_name(k), op) != 0) { continue; }
             for (int round = 0; round < x->rounds; round++) {
                 ms[round] += x->exposed[m][k][round];
             }
@@ -249,10 +245,10 @@ static int rows_of(const Bench* x, Row rows[NROWS]) {
     for (int i = 0; i < NROWS; i++) {
         int before = 0; // has it a row?
         for (int k = 0; k < i; k++) {
-            before |= strcmp(row_name(k), row_name(i)) == 0;
+            before |= strcmp(gpt_op_name(k), gpt_op_name(i)) == 0;
         }
         if (before) { continue; }
-        rows[n] = row_of(x, row_name(i));
+        rows[n] = row_of(x, gpt_op_name(i));
         n += rows[n].comm > 0.0;
     }
     return n;
@@ -395,17 +391,11 @@ static void json_modes(BenchJson* j, const Bench* x, const Row* row) {
     const int none = find(x, "none");
     bench_json_begin(j, "modes", '[');
     for (int m = 0; m < x->nmodes; m++) {
-        bench_json_begin(j, NULL, '{');
-        bench_json_text(j, "mode", x->modes[m].name);
-        if (!row->op) {
-            const BenchSpread s = bench_spread(x->step[m], x->rounds);
-            const double of = none < 0 ? NAN : step_median(x, none);
-            bench_json_spread(j, "total", s);
-            bench_json_number(j, "vs_none_percent", 100.0 * (s.median / of - 1.0));
-        }
-        bench_json_spread(j, "exposed", row->ms[m]);
-        bench_json_number(j, "hidden_percent", hidden_percent(x, row, m));
-        bench_json_number(j, "predicted_ms", x->modes[m].free ? NAN : row->predicted[m]);
+        const BenchSpread step = bench_spread(x->step[m], x->rounds);
+        const double of = none < 0 ? NAN : step_median(x, none);
+        bench_json_mode(j, x->modes[m].name, row->op ? NULL : &step, row->ms[m],
+                        100.0 * (step.median / of - 1.0), hidden_percent(x, row, m),
+                        x->modes[m].free ? NAN : row->predicted[m]);
         bench_json_end(j, '}');
     }
     bench_json_end(j, ']');

@@ -143,7 +143,9 @@ static void pace(Rank* k) {
     if (t->paced) { fo_device_pace(k->device, layer_flops(&t->shape) / (1e-3 * t->gemm_ms) / 1e12); }
 }
 
-// T as it is here: each plain collective alone, slowest rank, median
+/* T as it is here: each plain collective alone, slowest rank, median. It begins after a pause, as in a layer
+ * of mode none, where computation is one: a shaped link lets some bytes pass at once then.
+ */
 static double measured_T_ms(Rank* k) {
     const BenchMode none = {"none", FO_NONE, 1, FO_DIRECT, 0, 0};
     const LayerShape* s = &k->t->shape;
@@ -152,6 +154,7 @@ static double measured_T_ms(Rank* k) {
     layer_plan_open(&k->y, &p, &none);
     for (int i = -1; i < CALIBRATIONS; i++) {
         for (int scatter = 0; scatter < 2; scatter++) {
+            usleep(20000);
             common_start(k);
             if (scatter) {
                 fo_reducescatter_run(p.scatter, &k->y.st, s->C, s->N, NULL, NULL);
@@ -283,8 +286,19 @@ static double layer_median(const Table* t, int i) {
 static double exposed_median(const Table* t, int i) {
     return bench_quantile(t->exposed_ms[i], t->rounds, 0.5);
 }
+
 static int find_mode(const Table* t, const char* name) {
     return bench_find(t->modes, t->nmodes, name);
+}
+
+// against mode none, %; NAN where it was not run
+static double vs_none(const Table* t, int i) {
+    const int none = find_mode(t, "none");
+    return none < 0 ? NAN : 100.0 * (layer_median(t, i) / layer_median(t, none) - 1.0);
+}
+static double hidden_percent(const Table* t, int i) {
+    const int none = find_mode(t, "none");
+    return none < 0 ? NAN : 100.0 * (1.0 - exposed_median(t, i) / exposed_median(t, none));
 }
 
 static const char* const LEGEND =
@@ -332,7 +346,6 @@ static void print_parts(const Table* t) {
 }
 
 static void print_table(const Table* t) {
-    const int none = find_mode(t, "none");
     printf("\n# %s, %s: P=%d N=%zu C=%d", layer_name(t->shape.op), t->paced ? "paced" : "unpaced", P_of(t),
            t->shape.N, t->shape.C);
     if (layer_is_attention(t->shape.op)) {
@@ -347,10 +360,8 @@ static void print_table(const Table* t) {
         const BenchSpread l = bench_spread(t->layer_ms[i], t->rounds),
                           x = bench_spread(t->exposed_ms[i], t->rounds);
         printf("%-9s %8.2f %7.2f..%-7.2f %+7.1f%% %7.2f %8.2f %6.2f..%-6.2f %7.1f%% %7.2f %5s\n",
-               t->modes[i].name, l.median, l.p25, l.p75,
-               none < 0 ? NAN : 100.0 * (l.median / layer_median(t, none) - 1.0), l.median - compute_ms(t),
-               x.median, x.p25, x.p75, none < 0 ? NAN : 100.0 * (1.0 - x.median / exposed_median(t, none)),
-               predicted_ms(t, &t->modes[i]),
+               t->modes[i].name, l.median, l.p25, l.p75, vs_none(t, i), l.median - compute_ms(t), x.median,
+               x.p25, x.p75, hidden_percent(t, i), predicted_ms(t, &t->modes[i]),
                has_own_bits(t, i) ? "ring"
                : t->same_bits[i]  ? "same"
                                   : "DIFF");
@@ -380,8 +391,7 @@ static void print_crossover(const Table* tables, int n) {
             printf("%-6.3f %9.3f %9.2f", ratio, ratio_of(u, ratio), layer_median(u, none));
             for (int i = 0; i < u->nmodes; i++) {
                 if (i == none) { continue; }
-                printf("  %+7.1f%% %7.1f%%", 100.0 * (layer_median(u, i) / layer_median(u, none) - 1.0),
-                       100.0 * (1.0 - exposed_median(u, i) / exposed_median(u, none)));
+                printf("  %+7.1f%% %7.1f%%", vs_none(u, i), hidden_percent(u, i));
             }
             printf("\n");
         }
@@ -389,7 +399,6 @@ static void print_crossover(const Table* tables, int n) {
 }
 
 static void write_json(BenchJson* j, const Table* t) {
-    const int none = find_mode(t, "none");
     bench_json_begin(j, NULL, '{');
     bench_json_text(j, "name", t->name);
     bench_json_text(j, "op", layer_name(t->shape.op));
@@ -410,15 +419,9 @@ static void write_json(BenchJson* j, const Table* t) {
     bench_json_number(j, "foreign_cores", t->foreign_cores);
     bench_json_begin(j, "modes", '[');
     for (int i = 0; i < t->nmodes; i++) {
-        bench_json_begin(j, NULL, '{');
-        bench_json_text(j, "mode", t->modes[i].name);
-        bench_json_spread(j, "total", bench_spread(t->layer_ms[i], t->rounds));
-        bench_json_spread(j, "exposed", bench_spread(t->exposed_ms[i], t->rounds));
-        bench_json_number(j, "hidden_percent",
-                          none < 0 ? NAN : 100.0 * (1.0 - exposed_median(t, i) / exposed_median(t, none)));
-        bench_json_number(j, "vs_none_percent",
-                          none < 0 ? NAN : 100.0 * (layer_median(t, i) / layer_median(t, none) - 1.0));
-        bench_json_number(j, "predicted_ms", predicted_ms(t, &t->modes[i]));
+        const BenchSpread total = bench_spread(t->layer_ms[i], t->rounds);
+        bench_json_mode(j, t->modes[i].name, &total, bench_spread(t->exposed_ms[i], t->rounds), vs_none(t, i),
+                        hidden_percent(t, i), predicted_ms(t, &t->modes[i]));
         bench_json_number(j, "same_bits", t->same_bits[i]);
         bench_json_end(j, '}');
     }

@@ -169,14 +169,14 @@ static void print_sites(const Prediction* p, const int* done) {
     }
     printf("\n");
     for (int i = 0; i <= NSITES; i++) {
-        const char* site = i < NSITES ? gpt_sites[i].name : "D3";
+        const char* site = gpt_op_name(i);
         double most = 0.0, sums[NMODES] = {0.0};
         int again = 0;
         for (int j = 0; j < i && i < NSITES; j++) {
             again |= strcmp(gpt_sites[j].name, site) == 0; // operations of one name are one to the reader
         }
         for (int j = i; j <= NSITES && !again; j++) {
-            if (strcmp(j < NSITES ? gpt_sites[j].name : "D3", site) != 0) { continue; }
+            if (strcmp(gpt_op_name(j), site) != 0) { continue; }
             for (int k = 0; k < NMODES; k++) {
                 sums[k] += done[k] ? p[k].site_s[j] : 0.0;
                 most = fmax(most, sums[k]);

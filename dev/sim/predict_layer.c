@@ -79,11 +79,6 @@ static void print_table(const Table* t, const SimHardware* h) {
     }
 }
 
-static void one_spread(BenchJson* j, const char* name, double ms) {
-    const BenchSpread s = {ms, ms, ms};
-    bench_json_spread(j, name, s);
-}
-
 // as bench_overlap's, of one round
 static void write_json(const Table* t, const SimHardware* h, int argc, char** argv, const char* path) {
     BenchJson j;
@@ -102,13 +97,10 @@ static void write_json(const Table* t, const SimHardware* h, int argc, char** ar
     bench_json_number(&j, "rounds", 1);
     bench_json_begin(&j, "modes", '[');
     for (int i = 0; i < t->nmodes; i++) {
-        bench_json_begin(&j, NULL, '{');
-        bench_json_text(&j, "mode", t->modes[i].name);
-        one_spread(&j, "total", t->layer_ms[i]);
-        one_spread(&j, "exposed", t->exposed_ms[i]);
-        bench_json_number(&j, "hidden_percent", hidden(t, i));
-        bench_json_number(&j, "vs_none_percent", against_none(t, i));
-        bench_json_number(&j, "predicted_ms", layer_predicted_ms(&t->shape, &t->cost, &t->modes[i]));
+        const BenchSpread total = {t->layer_ms[i], t->layer_ms[i], t->layer_ms[i]};
+        const BenchSpread exposed = {t->exposed_ms[i], t->exposed_ms[i], t->exposed_ms[i]};
+        bench_json_mode(&j, t->modes[i].name, &total, exposed, against_none(t, i), hidden(t, i),
+                        layer_predicted_ms(&t->shape, &t->cost, &t->modes[i]));
         bench_json_end(&j, '}');
     }
     bench_json_end(&j, ']');
