@@ -157,11 +157,18 @@ def waits_of(spans):
 
 
 def next_time(rows, around):
-    """When `around` runs again after other operations, or None."""
+    """When `around` runs again after other operations, more than the one that it may take turns with, or None."""
     runs = [run for run in runs_of(rows.get("compute", [])) if color_of(run[2]) != PLAIN]
-    starts = [run[0] for run, before in zip(runs, [None, *runs]) if run[2] == around and before and before[2] != around]
     first = min((run[0] for run in runs if run[2] == around), default=math.inf)  # it may be on the links alone
-    return next((t for t in starts if t > first), None)
+    others = set()
+    for start, _, label, _ in runs:
+        if label != around:
+            others.add(label)
+        elif start > first and len(others) > 1:
+            return start
+        else:
+            others.clear()
+    return None
 
 
 def legend(figure, plots, windows):

@@ -269,8 +269,9 @@ void fo_attention_matmul_reducescatter_forward(FoStaging* st, floatX* att, float
                                                const floatX* weight, FoLayout l, int NH, int hs, int C,
                                                int query_split, FoOverlap* o) {
     const size_t N = (size_t)l.B * (size_t)l.T;
-    // attention wants all keys of its sequences, and without query_split those of all
-    const int by_shard = query_split && !l.zigzag;
+    // attention wants all keys of its sequences, and without query_split those of all. Other modes are what a
+    // gather, QKV and attention one after the other make of them
+    const int by_shard = query_split && !l.zigzag && o->plan.mode == FO_FLASH;
     Matmul projection = {st->partial, att, weight, NULL, NH * hs, C, st->wire, NULL, NULL};
     Attention x = {projection, att, lse, qkv, l, NH, hs, query_split};
     if (!by_shard) { columns_until(qkv, -1); }

@@ -155,9 +155,9 @@ void fo_matmul_reducescatter_dgrad(FoStaging* st,
  * the owner: the reduce-scatter hides under both, not under the projection alone. query_split 0 computes all
  * attention first (the row-parallel schedule, for comparison). Bits do not depend on it.
  *
- * qkv->out is [N, 3*NH*hs], all of it computed in the end. Where shards are whole sequences, a shard's QKV
- * matmul stands right before its attention; by flash shards arrive in the order in which their results leave,
- * so F1's gather hides under attention, too. Everywhere else all of qkv is computed first.
+ * qkv->out is [N, 3*NH*hs], all of it computed in the end. In mode flash, where shards are whole sequences, a
+ * shard's QKV matmul stands right before its attention: shards arrive in the order in which their results
+ * leave, so F1's gather hides under attention, too. Everywhere else all of qkv is computed first.
  * Source   arXiv 2604.24013 Alg. 4, Fig. 8b; there all of qkv is computed first.
  */
 void fo_attention_matmul_reducescatter_forward(FoStaging* st,

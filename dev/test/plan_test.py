@@ -157,15 +157,18 @@ def test_timeline():
         first = min(s[0] for spans in rows.values() for s in spans if s[2] == "F4")
         check(near(start, first, 0, 1e-9) and near(end, first + 2, 0, 1e-9), f"{mode}: the first F4: {start} {end}")
     compute = [(0, 1, "F1", "exposed"), (1, 2, "F1", "compute"), (3, 0.01, "layernorm_forward", "compute"),
-               (3.01, 1, "F4", "compute"), (4.01, 1, "F4", "compute"), (5.01, 1, "F4", "exposed"), (6.01, 1, "F1", "exposed"),
+               (3.01, 0.5, "F2", "compute"), (3.51, 0.2, "F1", "compute"), (3.71, 0.3, "F2", "compute"), # shard by shard
+               (4.01, 0.5, "F4", "compute"), (4.51, 0.5, "F4", "compute"), (5.01, 1, "F4", "exposed"), (6.01, 1, "F1", "exposed"),
                (9, 1, "F1", "exposed")]
     runs = [(a, b, name) for a, b, name, _ in plot_timeline.runs_of(compute)]
-    check(runs == [(0, 1, "F1"), (1, 3, "F1"), (3.01, 5.01, "F4"), (5.01, 6.01, "F4"), (6.01, 7.01, "F1"), (9, 10, "F1")],
+    check(runs == [(0, 1, "F1"), (1, 3, "F1"), (3.01, 3.51, "F2"), (3.51, 3.71, "F1"), (3.71, 4.01, "F2"), (4.01, 5.01, "F4"),
+                   (5.01, 6.01, "F4"), (6.01, 7.01, "F1"), (9, 10, "F1")],
           f"named: {runs}")
     waits = plot_timeline.waits_of(compute)
     check(waits == [[0, 1], [5.01, 7.01], [9, 10]], f"waits that follow each other are one: {waits}")
     check(plot_timeline.next_time({"compute": compute}, "F1") == 6.01, "the next layer")
     check(plot_timeline.next_time({"compute": compute}, "F4") is None, "none")
+    check(plot_timeline.next_time({"compute": compute[:7]}, "F1") is None, "the same layer, in turn with F2")
     hidden = {"compute": compute, "comm tp": [(2, 1, "B2", "comm")]}
     check(plot_timeline.next_time(hidden, "B2") is None, "on the links alone: none")
     refuses("no such operation", plot_timeline.window_of, rows, "F9", 2.0, length)
