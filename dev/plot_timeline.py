@@ -157,14 +157,14 @@ def waits_of(spans):
 
 
 def next_time(rows, around):
-    """When `around` runs again after other operations, more than the one that it may take turns with, or None."""
+    """When `around` runs again after other operations, but for F1 and F2 after more than each other, or None."""
     runs = [run for run in runs_of(rows.get("compute", [])) if color_of(run[2]) != PLAIN]
     first = min((run[0] for run in runs if run[2] == around), default=math.inf)  # it may be on the links alone
     others = set()
     for start, _, label, _ in runs:
         if label != around:
             others.add(label)
-        elif start > first and len(others) > 1:
+        elif start > first and others and others | {label} != {"F1", "F2"}:
             return start
         else:
             others.clear()

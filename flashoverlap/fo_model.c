@@ -1,5 +1,6 @@
 /* fo_model.c -- the closed forms of fo_model.h. Where they come from: doc/overlap.md. */
 #include "flashoverlap/fo_model.h"
+#include <math.h>
 
 double fo_model_shard_s(double gbytes_s, double latency_us, size_t shard_nbytes, int m) {
     return 1e-6 * latency_us * (double)m + (double)shard_nbytes / (1e9 * gbytes_s);
@@ -23,26 +24,63 @@ double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double comp
     return positive(T - ((double)P - 1.0 / m) * W / P);
 }
 
-double fo_model_between_s(int m, int P, double shard_s, double compute_s, double between_s) {
-    if (P < 2) { return 0.0; }
-    const double all = fo_model_exposed_s(FO_FLASH, m, P, shard_s, compute_s) - (P - 2) * between_s / P;
+// of the one of two that take turns whose computation is compute_s, where the other one's is other_s
+static double one_in_turn_s(int m, int P, double shard_s, double compute_s, double other_s) {
+    const double all = fo_model_exposed_s(FO_FLASH, m, P, shard_s, compute_s) - (P - 2) * other_s / P;
     const double first = fo_model_exposed_s(FO_FLASH, m, 2, shard_s, 2.0 * compute_s / P);
     return all > first ? all : first;
 }
 
+void fo_model_in_turn(int P, const int m[2], const double shard_s[2], const double compute_s[2],
+                      double exposed_s[2]) {
+    double T = 0.0, W = 0.0;
+    for (int i = 0; i < 2; i++) {
+        exposed_s[i] = P < 2 ? 0.0 : one_in_turn_s(m[i], P, shard_s[i], compute_s[i], compute_s[1 - i]);
+        T += fo_model_collective_s(P, shard_s[i]), W += compute_s[i];
+    }
+    if (exposed_s[1] < T - W - exposed_s[0]) { exposed_s[1] = T - W - exposed_s[0]; }
+}
+
+static const double LEAST_GAIN = 0.01; // what is less is none
+
+// what it takes in 2^k sub-chunks; that smaller chunks are computed faster is noise
+static void in_chunks(const FoMeasured* x, int k, double* shard_s, double* compute_s) {
+    *shard_s = x->shard_s + ((1 << k) - 1) * x->latency_s;
+    *compute_s = x->compute_s[0];
+    for (int i = 1; i <= k; i++) {
+        *compute_s = x->compute_s[i] > *compute_s ? x->compute_s[i] : *compute_s;
+    }
+}
+
 int fo_model_chunks(const FoMeasured* x, int P, int most, double* exposed_s) {
-    const double least_gain = 0.01;
-    double best_s = 0.0, best_exposed_s = 0.0, W = 0.0;
+    double best_s = 0.0, best_exposed_s = 0.0, shard_s, W;
     int best = 1;
-    for (int i = 0, m = 1; i < FO_MODEL_MOST && m <= (most > 1 ? most : 1); i++, m *= 2) {
-        W = x->compute_s[i] > W ? x->compute_s[i] : W;
-        const double shard_s = x->shard_s + (m - 1) * x->latency_s;
-        const double exposed = positive(fo_model_between_s(m, P, shard_s, W, x->between_s) - x->cover_s);
-        if (m > 1 && W + exposed >= (1.0 - least_gain) * best_s) { continue; }
-        best = m, best_s = W + exposed, best_exposed_s = exposed;
+    for (int k = 0; k < FO_MODEL_MOST && (k == 0 || 1 << k <= most); k++) {
+        in_chunks(x, k, &shard_s, &W);
+        const double exposed = positive(fo_model_exposed_s(FO_FLASH, 1 << k, P, shard_s, W) - x->cover_s);
+        if (k > 0 && W + exposed >= (1.0 - LEAST_GAIN) * best_s) { continue; }
+        best = 1 << k, best_s = W + exposed, best_exposed_s = exposed;
     }
     if (exposed_s) { *exposed_s = best_exposed_s; }
     return best;
+}
+
+void fo_model_chunks_in_turn(const FoMeasured x[2], int P, const int most[2], int m[2], double exposed_s[2]) {
+    double best_s = HUGE_VAL;
+    for (int both = 0; both < FO_MODEL_MOST * FO_MODEL_MOST; both++) {
+        const int k[2] = {both / FO_MODEL_MOST, both % FO_MODEL_MOST}, now[2] = {1 << k[0], 1 << k[1]};
+        double shard_s[2], compute_s[2], exposed[2];
+        if ((k[0] > 0 && now[0] > most[0]) || (k[1] > 0 && now[1] > most[1])) { continue; }
+        in_chunks(&x[0], k[0], &shard_s[0], &compute_s[0]);
+        in_chunks(&x[1], k[1], &shard_s[1], &compute_s[1]);
+        fo_model_in_turn(P, now, shard_s, compute_s, exposed);
+        const double s = compute_s[0] + compute_s[1] + exposed[0] + exposed[1];
+        if (s >= (1.0 - LEAST_GAIN) * best_s) { continue; }
+        best_s = s;
+        for (int i = 0; i < 2; i++) {
+            m[i] = now[i], exposed_s[i] = exposed[i];
+        }
+    }
 }
 
 double fo_model_allreduce_s(FoAllreduce plan, int P, size_t nbytes, double gbytes_s, double latency_us) {

@@ -35,17 +35,17 @@ double fo_model_collective_s(int P, double shard_s);
  */
 double fo_model_exposed_s(FoMode mode, int m, int P, double shard_s, double compute_s);
 
-/* fo_model_between_s -- the same of a gather and a reduce-scatter in FO_FLASH whose computations take turns,
- * shard by shard (F1 and F2, where shards are whole sequences): exposed by the one whose computation is
- * compute_s, where the other one's is between_s.
+/* fo_model_in_turn -- a gather, [0], and a reduce-scatter, [1], in FO_FLASH whose computations take turns,
+ * shard by shard: F1 and F2 where shards are whole sequences. With W of the one and V of the other:
  *
- *   flash m   max(0, t_m - (2 - 1/m) W/P, (P-1) t_m - (P - 1/m) W/P - (P-2) between_s/P)
+ *   max(0, t_m - (2 - 1/m) W/P, (P-1) t_m - (P - 1/m) W/P - (P-2) V/P)
  *
  * The first arrival has nothing but the own chunk to hide under, the last one all that stands before it; for
- * the reduce-scatter the same from behind. between_s 0: fo_model_exposed_s. Both use one link, so besides
- * the two expose at least 2T less all computation.
+ * the reduce-scatter the same from behind. Both use one link, so together they expose at least
+ * T[0] + T[1] - W - V: what that is more counts as the reduce-scatter's.
  */
-double fo_model_between_s(int m, int P, double shard_s, double compute_s, double between_s);
+void fo_model_in_turn(int P, const int m[2], const double shard_s[2], const double compute_s[2],
+                      double exposed_s[2]);
 
 /* FoMeasured -- one call of an operation on a rank, as it was measured: what fo_model_chunks decides by. */
 enum { FO_MODEL_MOST = 3 }; // it tries m = 1, 2, 4
@@ -55,7 +55,6 @@ typedef struct {
     // of what is computed before the last of the data is needed, but in no sub-chunk: the wgrad behind a
     // reduce-scatter; what a gather is queued ahead of
     double cover_s;
-    double between_s; // fo_model_between_s: of the operation that takes turns with it, or 0
 } FoMeasured;
 
 /* fo_model_chunks -- m of FO_FLASH for which W + exposed time is least, of 1, 2 and 4, at most `most`.
@@ -67,6 +66,11 @@ typedef struct {
  * Errors     none: one rank has nothing to hide, m 1.
  */
 int fo_model_chunks(const FoMeasured* x, int P, int most, double* exposed_s);
+
+/* fo_model_chunks_in_turn -- the same of two operations that take turns (fo_model_in_turn): m[2] for which
+ * both computations and what both expose are least together. Their cover_s is not looked at.
+ */
+void fo_model_chunks_in_turn(const FoMeasured x[2], int P, const int most[2], int m[2], double exposed_s[2]);
 
 /* FoAllreduce -- how the sum of P ranks' vectors comes to all of them, if it is short (fo_allreduce.h). A
  * ring is none of them: it takes 2(P-1) latencies for the bytes of FO_SCATTER, so it is never faster where

@@ -211,6 +211,7 @@ static void columns_until(FoColumns* x, int owner) {
     while (owner >= 0 && n > 0 && plan->computes[n - 1].chunk / plan->m != owner) {
         n--;
     }
+    if (x->ncomputed >= n) { return; }
     gather_pieces(&io, x->o, x->all, (size_t)x->C * sizeof(floatX), x->N);
     for (; x->ncomputed < n; x->ncomputed++) {
         fo__compute(x->o, &io, x->ncomputed, rows_chunk, &rows);
@@ -269,9 +270,11 @@ void fo_attention_matmul_reducescatter_forward(FoStaging* st, floatX* att, float
                                                const floatX* weight, FoLayout l, int NH, int hs, int C,
                                                int query_split, FoOverlap* o) {
     const size_t N = (size_t)l.B * (size_t)l.T;
-    // attention wants all keys of its sequences, and without query_split those of all. Other modes are what a
-    // gather, QKV and attention one after the other make of them
+    // attention wants all keys of its sequences. To the other modes turns bring nothing: theirs is the usual
+    // order
     const int by_shard = query_split && !l.zigzag && o->plan.mode == FO_FLASH;
+    fo_require(l.P == o->plan.P && (l.zigzag || l.B % l.P == 0), "%s: %d sequences as %d shards, of %d ranks",
+               o->name, l.B, l.P, o->plan.P);
     Matmul projection = {st->partial, att, weight, NULL, NH * hs, C, st->wire, NULL, NULL};
     Attention x = {projection, att, lse, qkv, l, NH, hs, query_split};
     if (!by_shard) { columns_until(qkv, -1); }

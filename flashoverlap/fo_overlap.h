@@ -92,7 +92,7 @@ void fo_reducescatter_end(FoOverlap* o, FoStaging* st, floatX* out, const floatX
 void fo_reducescatter_end_fp32(FoOverlap* o, FoStaging* st, float* out, int C, size_t N);
 
 /* fo_allgather_matmul_forward -- out = (all ranks' rows) @ weight^T + bias, and gelu(out) unless gelu is
- * NULL: F1, F3.
+ * NULL: F3, H1.
  *
  * Column-parallel: every rank needs all N rows and computes OC of the columns. See fo_allgather_run for
  * order.
@@ -101,7 +101,7 @@ void fo_allgather_matmul_forward(floatX* out,          // [N, OC]
                                  floatX* gelu,         // [N, OC], or NULL
                                  floatX* all,          // [N, C], the own rows in place
                                  const floatX* weight, // [OC, C]
-                                 const floatX* bias,   // [OC]
+                                 const floatX* bias,   // [OC], or NULL
                                  size_t N, int C, int OC, FoOverlap* o);
 
 /* FoColumns -- a column-parallel matmul whose rows are still arriving: F1 in front of F2, whose attention
@@ -116,9 +116,11 @@ typedef struct {
     int ncomputed; // of the plan's computes, those that are queued
 } FoColumns;
 
-/* fo_allgather_matmul_begin -- the first half of fo_allgather_matmul_forward: the gather, and the matmul of
- * the own rows. Whoever consumes x queues the other rows' as it needs them; x must live as long, and `all` is
- * complete only then.
+/* fo_allgather_matmul_begin -- F1: the first half of fo_allgather_matmul_forward. Queues the gather and the
+ * plan's computes up to the own rows, which in mode flash are the first.
+ *
+ * Order    F2, which takes x, queues the others as it needs them. x must live until that call returns. `all`
+ *          is complete, and its own rows and o are free again, for what is queued behind that call.
  */
 void fo_allgather_matmul_begin(FoColumns* x,
                                floatX* out,          // [N, OC]
@@ -158,6 +160,7 @@ void fo_matmul_reducescatter_dgrad(FoStaging* st,
  * qkv->out is [N, 3*NH*hs], all of it computed in the end. In mode flash, where shards are whole sequences, a
  * shard's QKV matmul stands right before its attention: shards arrive in the order in which their results
  * leave, so F1's gather hides under attention, too. Everywhere else all of qkv is computed first.
+ * Errors   dies if l is not of as many shards as o has ranks, or if whole sequences don't make a shard.
  * Source   arXiv 2604.24013 Alg. 4, Fig. 8b; there all of qkv is computed first.
  */
 void fo_attention_matmul_reducescatter_forward(FoStaging* st,

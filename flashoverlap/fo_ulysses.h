@@ -17,9 +17,10 @@
  * Ranks    collective over both groups, with the same N and C; heads may be uneven.
  * Errors   dies of a plan of the wrong kind, and if the ranks of gather or reduce do not divide N.
  *
- * With U = 1 each function is the primitive of tensor parallelism alone, and none of the up group's buffers
- * is used. Source: DeepSpeed-Ulysses (arXiv 2309.14509) for the cut; its all-to-alls become pushes of chunks,
- * own chunk last, as in arXiv 2604.24013.
+ * With U = 1 each function is the primitive of tensor parallelism alone (F1 complete when F2 is called), and
+ * none of the up group's buffers is used.
+ * Source   DeepSpeed-Ulysses (arXiv 2309.14509) for the cut; its all-to-alls become pushes of chunks, own
+ *          chunk last, as in arXiv 2604.24013.
  */
 #ifndef FO_ULYSSES_H
 #define FO_ULYSSES_H

@@ -91,9 +91,9 @@ static int has_attention_behind(const GPT* g, int i) {
     return i == B4 && !layout_of(g).zigzag;
 }
 
-// the operation whose computation takes turns with that of i, shard by shard: of F1 F2, of F2 F1; -1: none
-static int in_turn_with(const GPT* g, int i) {
-    return layout_of(g).zigzag || (i != F1 && i != F2) ? -1 : i == F1 ? F2 : F1;
+// F1 and F2 take turns, shard by shard, where sequences are whole
+static int take_turns(const GPT* g) {
+    return !layout_of(g).zigzag;
 }
 
 static void queue_rows(const GPT* g, int i, size_t row0, size_t n) {
@@ -174,12 +174,6 @@ static double cover_s(const GPT* g, const Told told[NSITES], int i) {
     }
 }
 
-// seconds between the own sub-chunks of a shard and of the next
-static double between_s(const GPT* g, const Told told[NSITES], int i) {
-    const int other = in_turn_with(g, i);
-    return other < 0 ? 0.0 : told[other].x.compute_s[0];
-}
-
 static void measure_all(const GPT* g, Told told[NSITES]) {
     for (int i = 0; i < NSITES; i++) {
         const FoGroup* group = g->group[gpt_sites[i].group];
@@ -191,7 +185,7 @@ static void measure_all(const GPT* g, Told told[NSITES]) {
         if (is_covered(i)) { continue; }
         if (has_attention_behind(g, i)) { told[i].behind_s = P * measure(g, i, 0); }
         x->compute_s[0] = P * measure(g, i, 1);
-        x->cover_s = cover_s(g, told, i), x->between_s = between_s(g, told, i);
+        x->cover_s = cover_s(g, told, i);
         // could more chunks win if they cost nothing? Where all is hidden anyway, they can't
         const int most = fo_model_chunks(x, P, most_chunks(g, i), NULL) > 1 ? most_chunks(g, i) : 1;
         for (int k = 1; k < FO_MODEL_MOST && 1 << k <= most; k++) {
@@ -213,6 +207,25 @@ static void agree(GPT* g, Told told[NSITES]) {
     free(all);
 }
 
+static void choose_all(const GPT* g, Told told[NSITES], AutoChoice* c) {
+    for (int i = 0; i < NSITES; i++) {
+        if (!is_chosen(g, i)) { continue; }
+        c->P[i] = gpt_site_ranks(g, i);
+        c->plain_s[i] = fo_model_collective_s(c->P[i], told[i].x.shard_s);
+        told[i].x.cover_s = cover_s(g, told, i);
+        c->m[i] = fo_model_chunks(&told[i].x, c->P[i], most_chunks(g, i), &c->exposed_s[i]);
+    }
+    if (is_chosen(g, F1) && take_turns(g)) {
+        const FoMeasured x[2] = {told[F1].x, told[F2].x};
+        const int most[2] = {most_chunks(g, F1), most_chunks(g, F2)};
+        int m[2];
+        double exposed_s[2];
+        fo_model_chunks_in_turn(x, c->P[F1], most, m, exposed_s);
+        c->m[F1] = m[0], c->m[F2] = m[1];
+        c->exposed_s[F1] = exposed_s[0], c->exposed_s[F2] = exposed_s[1];
+    }
+}
+
 AutoChoice auto_choose(GPT* g, const TrainOptions* opt) {
     Told told[NSITES];
     AutoChoice c;
@@ -222,19 +235,9 @@ AutoChoice auto_choose(GPT* g, const TrainOptions* opt) {
     fo_group_barrier(g->world); // all at once, as they will compute
     measure_all(g, told);
     agree(g, told);
+    choose_all(g, told, &c);
     for (int i = 0; i < NSITES; i++) {
-        if (!is_chosen(g, i)) { continue; }
-        const int P = gpt_site_ranks(g, i);
-        told[i].x.cover_s = cover_s(g, told, i), told[i].x.between_s = between_s(g, told, i);
-        const int m = fo_model_chunks(&told[i].x, P, most_chunks(g, i), &c.exposed_s[i]);
-        c.P[i] = P, c.m[i] = m;
-        c.plain_s[i] = fo_model_collective_s(P, told[i].x.shard_s);
-        if (i == F2 && in_turn_with(g, i) == F1) { // both go over one link
-            const double least_s = c.plain_s[F1] + c.plain_s[F2] - told[F1].x.compute_s[0] -
-                                   told[F2].x.compute_s[0] - c.exposed_s[F1];
-            c.exposed_s[F2] = c.exposed_s[F2] > least_s ? c.exposed_s[F2] : least_s;
-        }
-        if (m != g->site_m[i]) { gpt_set_chunks(g, opt, i, m); }
+        if (c.P[i] && c.m[i] != g->site_m[i]) { gpt_set_chunks(g, opt, i, c.m[i]); }
     }
     fo_group_barrier(g->world);
     return c;

@@ -17,7 +17,7 @@ typedef struct {
     FoMode mode;
     int m; // 0: auto
     FoTopology topology;
-    int row;  // attention: row-parallel flash, all attention before the first projection
+    int row;  // attention: row-parallel flash, all QKV, then all attention before the first projection
     int free; // on a link that costs nothing
 } BenchMode;
 
@@ -87,12 +87,12 @@ void bench_json_text(BenchJson* j, const char* key, const char* value);
 void bench_json_number(BenchJson* j, const char* key, double value); // not finite: null
 // NAME_ms, NAME_p25, NAME_p75
 void bench_json_spread(BenchJson* j, const char* name, BenchSpread s);
-// ends the tables and the file
 /* bench_json_mode -- begins a mode's object with its figures, against mode none, NAN where there is none.
  * bench_json_end follows. total: of the wall clock; NULL: it has none of its own.
  */
 void bench_json_mode(BenchJson* j, const char* name, const BenchSpread* total, BenchSpread exposed,
                      double vs_none_percent, double hidden_percent, double predicted_ms);
+// ends the tables and the file
 void bench_json_close(BenchJson* j);
 
 #ifdef __cplusplus

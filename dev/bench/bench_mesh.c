@@ -76,24 +76,6 @@ static double hiding_flops(const GPT* g, int site) {
     }
 }
 
-/* F1 and F2 in mode flash, where shards are whole sequences: their computations take turns, shard by shard.
- * Returns 0 if it is none of them.
- */
-static int exposed_in_turn(double* exposed, const BenchMode* mode, const GPT* g, int site, int m,
-                           double shard_s, double pace) {
-    const double gather_s = hiding_flops(g, F1) / pace, scatter_s = hiding_flops(g, F2) / pace;
-    const int P = g->mesh.tp;
-    if (mode->mode != FO_FLASH || g->layout.zigzag || (site != F1 && site != F2)) { return 0; }
-    *exposed = fo_model_between_s(m, P, shard_s, site == F1 ? gather_s : scatter_s,
-                                  site == F1 ? scatter_s : gather_s);
-    if (site == F2) { // both go over one link
-        const double gather = fo_model_between_s(m, P, shard_s, gather_s, scatter_s);
-        const double least = 2.0 * fo_model_collective_s(P, shard_s) - gather_s - scatter_s - gather;
-        *exposed = *exposed > least ? *exposed : least;
-    }
-    return 1;
-}
-
 // seconds that a call leaves exposed; whole: it is not cut, slices or not
 static double exposed_s(const BenchMode* mode, int site, int m, int P, double shard_s, double compute_s) {
     const int whole = site == NSITES || gpt_sites[site].whole || site == B2 || site == B5;
@@ -118,12 +100,25 @@ static void predict(Bench* x, const GPT* g, const double calls[NROWS]) {
             flops =
                 2.0 * (double)g->Nt * 12.0 * g->config.L * g->config.C * g->config.C / g->mesh.tp / calls[i];
         }
-        const BenchMode* mode = &x->modes[x->mode];
-        double s = 0.0;
-        if (!exposed_in_turn(&s, mode, g, i, m, shard_s, x->opt.pace * 1e12)) {
-            s = exposed_s(mode, i, m, P, shard_s, flops / (x->opt.pace * 1e12));
-        }
-        x->predicted[x->mode][i] = 1e3 * calls[i] * s;
+        x->predicted[x->mode][i] =
+            1e3 * calls[i] * exposed_s(&x->modes[x->mode], i, m, P, shard_s, flops / (x->opt.pace * 1e12));
+    }
+}
+
+// F1 and F2 in mode flash, where shards are whole sequences
+static void predict_in_turn(Bench* x, const GPT* g, const double calls[NROWS]) {
+    static const int sites[2] = {F1, F2};
+    double shard_s[2], compute_s[2], exposed_s[2];
+    int m[2];
+    if (g->mesh.tp == 1 || g->layout.zigzag || x->modes[x->mode].mode != FO_FLASH) { return; }
+    for (int i = 0; i < 2; i++) {
+        m[i] = gpt_site_chunks(g, sites[i]);
+        shard_s[i] = 1e-3 * x->comm[sites[i]] / calls[sites[i]] / (g->mesh.tp - 1);
+        compute_s[i] = hiding_flops(g, sites[i]) / (x->opt.pace * 1e12);
+    }
+    fo_model_in_turn(g->mesh.tp, m, shard_s, compute_s, exposed_s);
+    for (int i = 0; i < 2; i++) {
+        x->predicted[x->mode][sites[i]] = 1e3 * calls[sites[i]] * exposed_s[i];
     }
 }
 
@@ -188,7 +183,10 @@ static void body(FoGroup* world, void* arg) {
         if (o->plan.nexchanges) { calls[k] = (double)g->sent[k].nmessages / (nsteps * o->plan.nexchanges); }
     }
     fo_group_barrier(world);
-    if (rank == 0 && !mode->free) { predict(x, g, calls); }
+    if (rank == 0 && !mode->free) {
+        predict(x, g, calls);
+        predict_in_turn(x, g, calls);
+    }
     if (rank == 0) { (void)snprintf(x->device, sizeof x->device, "%s", fo_device_name(device)); }
     free(ids);
     gpt_close(g);

@@ -347,20 +347,17 @@ static double predicted_backward_ms(const LayerShape* s, const LayerCost* c, con
     return b1 + b2 + b3;
 }
 
-// attention whose QKV matmul, attention and projection take turns, shard by shard
-static double predicted_by_shard_ms(const LayerShape* s, const LayerCost* c, int m) {
-    const double shard = layer_shard_ms(s, c, m), gather_side = c->part_ms[GATHER_SIDE];
-    const double scatter_side = c->part_ms[ATTENTION_ITSELF] + c->part_ms[SCATTER_SIDE];
-    const double exposed = fo_model_between_s(m, s->P, shard, gather_side, scatter_side) +
-                           fo_model_between_s(m, s->P, shard, scatter_side, gather_side);
-    return fmax(exposed, 2.0 * fo_model_collective_s(s->P, shard) - gather_side - scatter_side);
-}
-
 double layer_predicted_ms(const LayerShape* s, const LayerCost* c, const BenchMode* mode) {
     const double shard = layer_shard_ms(s, c, mode->m);
     if (layer_is_backward(s->op)) { return predicted_backward_ms(s, c, mode); }
     if (s->op == ATTENTION && mode->mode == FO_FLASH && !mode->row) {
-        return predicted_by_shard_ms(s, c, mode->m);
+        const int m[2] = {mode->m, mode->m};
+        const double shards[2] = {shard, shard};
+        const double compute[2] = {c->part_ms[GATHER_SIDE],
+                                   c->part_ms[ATTENTION_ITSELF] + c->part_ms[SCATTER_SIDE]};
+        double exposed[2];
+        fo_model_in_turn(s->P, m, shards, compute, exposed);
+        return exposed[0] + exposed[1];
     }
     return fo_model_exposed_s(mode->mode, mode->m, s->P, shard, c->part_ms[GATHER_SIDE]) +
            fo_model_exposed_s(mode->mode, mode->m, s->P, shard, c->part_ms[SCATTER_SIDE]);

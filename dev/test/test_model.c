@@ -161,46 +161,69 @@ static void test_flash_is_best(void) {
     }
 }
 
-/* what a gather and a reduce-scatter expose whose computations take turns: own gather chunk; of each other
- * shard its gather chunks, then its scatter chunks, each of which leaves; own scatter chunk. One link, which
- * brings all shards first.
+/* what a gather, [0], and a reduce-scatter expose whose computations take turns: own gather chunk; of each
+ * other shard its gather chunks, then its scatter chunks, each of which leaves; own scatter chunk. One link,
+ * which brings all shards first.
  */
-static double in_turn(int m, int P, double shard_s, double gather_s, double scatter_s) {
-    double now = gather_s / P, link = (P - 1) * shard_s;
+static double in_turn(int P, const int m[2], const double shard_s[2], const double W[2]) {
+    double now = W[0] / P, link = (P - 1) * shard_s[0];
     for (int i = 1; i < P; i++) {
-        for (int k = 1; k <= m; k++) {
-            now = later(now, ((i - 1) * m + k) * shard_s / m) + gather_s / (P * m);
+        for (int k = 1; k <= m[0]; k++) {
+            now = later(now, ((i - 1) * m[0] + k) * shard_s[0] / m[0]) + W[0] / (P * m[0]);
         }
-        for (int k = 0; k < m; k++) {
-            now += scatter_s / (P * m);
-            link = later(link, now) + shard_s / m;
+        for (int k = 0; k < m[1]; k++) {
+            now += W[1] / (P * m[1]);
+            link = later(link, now) + shard_s[1] / m[1];
         }
     }
-    return later(now + scatter_s / P, link) - gather_s - scatter_s;
+    return later(now + W[1] / P, link) - W[0] - W[1];
+}
+
+static void compare_in_turn(int P, const int m[2], const double shard_s[2], const double W[2]) {
+    double got[2], want = in_turn(P, m, shard_s, W);
+    fo_model_in_turn(P, m, shard_s, W, got);
+    CHECK_AT("in turn, P=%d m=%d,%d shards %.1f %.1f W %.1f: %.2f + %.2f not %.2f", P, m[0], m[1], shard_s[0],
+             shard_s[1], W[0], got[0], got[1], want);
+    CHECK(fabs(got[0] + got[1] - want) < 1e-9);
+    CHECK(got[0] >= 0.0 && got[0] <= fo_model_exposed_s(FO_FLASH, m[0], P, shard_s[0], W[0]));
 }
 
 static void test_in_turn(void) {
+    double got[2];
     for (int P = 2; P <= MAX_P; P++) {
-        for (int m = 1; m <= 4; m++) {
+        for (int both = 0; both < 16; both++) {
             for (double share = 0.1; share < 1.0; share += 0.2) {
-                for (double shard_s = 0.5; shard_s < 20.0; shard_s += 0.5) {
-                    const double gather = 40.0 * share, scatter = 40.0 - gather;
-                    const double g = fo_model_between_s(m, P, shard_s, gather, scatter),
-                                 s = fo_model_between_s(m, P, shard_s, scatter, gather);
-                    const double got = later(g + s, 2.0 * (P - 1) * shard_s - 40.0);
-                    const double want = in_turn(m, P, shard_s, gather, scatter);
-                    CHECK_AT("in turn, P=%d m=%d shard %g gather's %g: %g, simulated %g", P, m, shard_s,
-                             gather, got, want);
-                    CHECK(fabs(got - want) < 1e-9);
-                    CHECK(g <= fo_model_exposed_s(FO_FLASH, m, P, shard_s, gather) &&
-                          s <= fo_model_exposed_s(FO_FLASH, m, P, shard_s, scatter));
-                    CHECK(fo_model_between_s(m, P, shard_s, gather, 0.0) ==
-                          fo_model_exposed_s(FO_FLASH, m, P, shard_s, gather));
+                for (double shard_s = 0.5; shard_s < 20.0; shard_s += 1.5) {
+                    for (int wide = 1; wide <= 2; wide++) { // --wire fp32
+                        compare_in_turn(P, (int[2]){1 + both / 4, 1 + both % 4},
+                                        (double[2]){shard_s, wide * shard_s},
+                                        (double[2]){40.0 * share, 40.0 - 40.0 * share});
+                    }
                 }
             }
         }
     }
-    CHECK(fo_model_between_s(1, 1, 3.0, 1.0, 1.0) == 0.0);
+    fo_model_in_turn(1, (int[2]){1, 1}, (double[2]){3.0, 3.0}, (double[2]){1.0, 1.0}, got);
+    CHECK(got[0] == 0.0 && got[1] == 0.0);
+}
+
+// P = 4; both of this latency, shard, W at m = 1, 2, 4
+static void choose_in_turn(const char* what, FoMeasured x, int most, int want_m, double want_s) {
+    int m[2];
+    double s[2];
+    fo_model_chunks_in_turn((FoMeasured[2]){x, x}, 4, (int[2]){most, most}, m, s);
+    CHECK_AT("chunks in turn, %s: m %d, %d, %g + %g s exposed", what, m[0], m[1], s[0], s[1]);
+    CHECK(m[0] == want_m && m[1] == want_m && fabs(s[0] + s[1] - want_s) < 1e-9);
+}
+
+static void test_chunks_in_turn(void) {
+    choose_in_turn("hidden", (FoMeasured){0.0, 10.0, {40, 40, 40}, 0.0}, 4, 1, 0.0);
+    // messages of 12 beside chunks of 10: the first has 2 too much, or in halves nothing
+    choose_in_turn("halves", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 2, 0.0);
+    choose_in_turn("no halves", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 1, 1, 4.0);
+    // T 120 and W 80: no cut makes the link any faster
+    choose_in_turn("a full link", (FoMeasured){0.0, 20.0, {40, 42, 44}, 0.0}, 4, 1, 40.0);
+    choose_in_turn("a full link, latencies", (FoMeasured){0.5, 20.0, {40, 40, 40}, 0.0}, 4, 1, 40.0);
 }
 
 static void choose(const char* what, FoMeasured x, int P, int most, int want_m, double want_s) {
@@ -211,36 +234,33 @@ static void choose(const char* what, FoMeasured x, int P, int most, int want_m, 
     CHECK(fo_model_chunks(&x, P, most, NULL) == want_m);
 }
 
-// latency, shard, W at m = 1, 2, 4, cover, between; P = 4 unless said otherwise
+// latency, shard, W at m = 1, 2, 4, cover; P = 4 unless said otherwise
 static void test_chunks(void) {
-    choose("all is hidden", (FoMeasured){0.0, 3.0, {40, 40, 40}, 0.0, 0.0}, 4, 4, 1, 0.0);
+    choose("all is hidden", (FoMeasured){0.0, 3.0, {40, 40, 40}, 0.0}, 4, 4, 1, 0.0);
     // messages of 12 beside chunks of 10: 6, 1, 0 exposed (as above)
-    choose("as many as hide it", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0, 0.0}, 4, 4, 4, 0.0);
-    choose("at most 2", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0, 0.0}, 4, 2, 2, 1.0);
-    choose("at most 3 is 2", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0, 0.0}, 4, 3, 2, 1.0);
-    choose("at most 1", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0, 0.0}, 4, 1, 1, 6.0);
-    choose("none is 1", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0, 0.0}, 4, 0, 1, 6.0);
+    choose("as many as hide it", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 4, 4, 0.0);
+    choose("at most 2", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 2, 2, 1.0);
+    choose("at most 3 is 2", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 3, 2, 1.0);
+    choose("at most 1", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 1, 1, 6.0);
+    choose("none is 1", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0}, 4, 0, 1, 6.0);
     // W and exposed in all: 46; 40.8 + 0.3 = 41.1; 46 + 0
-    choose("small chunks cost", (FoMeasured){0.0, 12.0, {40, 40.8, 46}, 0.0, 0.0}, 4, 4, 2, 0.3);
-    choose("small chunks cost too much", (FoMeasured){0.0, 12.0, {40, 46, 47}, 0.0, 0.0}, 4, 4, 1, 6.0);
+    choose("small chunks cost", (FoMeasured){0.0, 12.0, {40, 40.8, 46}, 0.0}, 4, 4, 2, 0.3);
+    choose("small chunks cost too much", (FoMeasured){0.0, 12.0, {40, 46, 47}, 0.0}, 4, 4, 1, 6.0);
     // the crossover: 43.6 + 0 against 46 * 0.99 = 45.54
-    choose("just enough", (FoMeasured){0.0, 12.0, {40, 45.5, 46}, 0.0, 0.0}, 4, 4, 2, 0.0);
-    choose("faster small chunks are noise", (FoMeasured){0.0, 3.0, {40, 36, 30}, 0.0, 0.0}, 4, 4, 1, 0.0);
+    choose("just enough", (FoMeasured){0.0, 12.0, {40, 45.5, 46}, 0.0}, 4, 4, 2, 0.0);
+    choose("faster small chunks are noise", (FoMeasured){0.0, 3.0, {40, 36, 30}, 0.0}, 4, 4, 1, 0.0);
     // T = 60 beyond W = 40: 30, 25, 22.5 exposed
-    choose("more than can be hidden", (FoMeasured){0.0, 20.0, {40, 40, 40}, 0.0, 0.0}, 4, 4, 4, 22.5);
+    choose("more than can be hidden", (FoMeasured){0.0, 20.0, {40, 40, 40}, 0.0}, 4, 4, 4, 22.5);
     // latencies of 3: T = 36, 45, 63
-    choose("latency, again and again", (FoMeasured){3.0, 12.0, {40, 40, 40}, 0.0, 0.0}, 4, 4, 1, 6.0);
-    choose("nothing but latency", (FoMeasured){3.0, 3.0, {1, 1, 1}, 0.0, 0.0}, 4, 4, 1, 8.25);
-    choose("nothing to hide under", (FoMeasured){0.0, 3.0, {0, 0, 0}, 0.0, 0.0}, 4, 4, 1, 9.0);
+    choose("latency, again and again", (FoMeasured){3.0, 12.0, {40, 40, 40}, 0.0}, 4, 4, 1, 6.0);
+    choose("nothing but latency", (FoMeasured){3.0, 3.0, {1, 1, 1}, 0.0}, 4, 4, 1, 8.25);
+    choose("nothing to hide under", (FoMeasured){0.0, 3.0, {0, 0, 0}, 0.0}, 4, 4, 1, 9.0);
     // 0.3 of 1000 would be saved
-    choose("hardly any gain", (FoMeasured){0.0, 250.4, {1000, 1000, 1000}, 0.0, 0.0}, 4, 4, 1, 1.2);
-    choose("covered", (FoMeasured){0.0, 12.0, {40, 40, 40}, 6.0, 0.0}, 4, 4, 1, 0.0);
-    choose("half covered", (FoMeasured){0.0, 12.0, {40, 40, 40}, 5.0, 0.0}, 4, 4, 2, 0.0);
-    choose("nothing of its own, covered", (FoMeasured){0.0, 3.0, {0, 0, 0}, 9.0, 0.0}, 4, 4, 1, 0.0);
-    // messages of 12 beside chunks of 10: the first exposes 2, 0, the last 6, 1 less 2 * 2 that are between
-    choose("in turn", (FoMeasured){0.0, 12.0, {40, 40, 40}, 0.0, 8.0}, 4, 4, 2, 0.0);
-    choose("in turn, hidden", (FoMeasured){0.0, 10.0, {40, 40, 40}, 0.0, 8.0}, 4, 4, 1, 0.0);
-    choose("one rank", (FoMeasured){3.0, 12.0, {40, 40, 40}, 0.0, 0.0}, 1, 4, 1, 0.0);
+    choose("hardly any gain", (FoMeasured){0.0, 250.4, {1000, 1000, 1000}, 0.0}, 4, 4, 1, 1.2);
+    choose("covered", (FoMeasured){0.0, 12.0, {40, 40, 40}, 6.0}, 4, 4, 1, 0.0);
+    choose("half covered", (FoMeasured){0.0, 12.0, {40, 40, 40}, 5.0}, 4, 4, 2, 0.0);
+    choose("nothing of its own, covered", (FoMeasured){0.0, 3.0, {0, 0, 0}, 9.0}, 4, 4, 1, 0.0);
+    choose("one rank", (FoMeasured){3.0, 12.0, {40, 40, 40}, 0.0}, 1, 4, 1, 0.0);
 }
 
 // all-reduces of few bytes: figures that can be done by hand, and where one plan overtakes the other
@@ -269,6 +289,7 @@ int main(void) {
     test_flash_is_best();
     test_chunks();
     test_in_turn();
+    test_chunks_in_turn();
     for (int P = 2; P <= MAX_P; P++) {
         for (int kind = FO_ALLGATHER; kind <= FO_REDUCESCATTER; kind++) {
             for (int topology = FO_DIRECT; topology <= FO_RING; topology++) {

@@ -442,7 +442,10 @@ static Qkv qkv_open(Rank* k) {
     x.all = poisoned_rows(k, k->N, C), x.seen = poisoned_rows(k, k->N, C);
     x.weight_now = poisoned_rows(k, (size_t)OC3, C), x.bias_now = poisoned_rows(k, 1, OC3);
     x.columns.out = poisoned_rows(k, k->N, OC3);
+    const int m = k->c.m;
+    if (k->c.mode != FO_NONE) { k->c.m = m % 4 + 1; } // not F2's
     x.o = overlap(k, "F1", FO_ALLGATHER);
+    k->c.m = m;
     return x;
 }
 
@@ -800,15 +803,21 @@ static void wrong_call(FoGroup* g, void* arg) {
     if (which == 2) { fo_reducescatter_run(gather, &st, C, 12, copy_chunk, NULL); }
     if (which == 3) { fo_allgather_begin(gather, k.d, 4, 11); }
     if (which == 4) { fo_reducescatter_end_fp32(scatter, &st, NULL, C, 12); }
+    if (which > 4) { // shards that are not the ranks'; sequences that are not whole
+        const FoLayout l = {3, ROWS, which == 5 ? 3 : 2, 0};
+        FoColumns qkv = {NULL, NULL, NULL, NULL, 0, 0, 0, NULL, 0};
+        fo_attention_matmul_reducescatter_forward(&st, NULL, NULL, &qkv, NULL, l, NH, HS, C, 1, scatter);
+    }
 }
 
 static void test_refusals(void) {
     static const char* says[] = {
         "G1: m=17: want 1 to 16",        "S1: a plan of the wrong kind",
         "G1: a plan of the wrong kind",  "G1: N=11 rows are not a multiple of P=2",
-        "S1: partial sums are not fp32",
+        "S1: partial sums are not fp32", "S1: 3 sequences as 3 shards, of 2 ranks",
+        "S1: 3 sequences as 2 shards",
     };
-    for (int which = 0; which < 5; which++) {
+    for (int which = 0; which < 7; which++) {
         CHECK_AT("refusal %d", which);
         CHECK_DIES(fo_ranks_run(2, wrong_call, &which), says[which]);
     }
