@@ -214,7 +214,8 @@ def test_refused():
     check("x.json" in listing_names("new"), f"a timeline in the folder: {listing_names('new')}")
     refused("--trace: nowhere/x.json.tmp|No such file", "-x", 2, "--trace", "nowhere/x.json")
     refused("--trace: nowhere/x.json.tmp|No such file", "-x", 2, "--trace", "nowhere/x.json", "--tp", 2)
-    refused("--trace: /dev/null|not a file", "-x", 2, "--trace", "/dev/null")
+    os.mkfifo(f"{tmp}/fifo")
+    refused("--trace: fifo|not a file", "-x", 2, "--trace", "fifo")
     refused("--trace: .|not a file", "-x", 2, "--trace", ".")
     refused("--trace-steps 2-4|the run has 3 steps", "-x", 3, "--trace", "x.json", "--trace-steps", "2-4")
     if MPI:
