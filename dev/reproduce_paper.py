@@ -49,9 +49,13 @@ class Table:
         """% of what is exposed without overlap."""
         return 100 * (1 - self.exposed(mode) / self.exposed("none"))
 
-    def gains(self, modes):
-        """What a plot shows: no mode that is not there, or too noisy."""
-        return {m: self.gain(m) for m in modes if m in self.modes and not self.noisy(m) and not self.noisy("none")}
+    def doubtful(self, mode):
+        """Is its gain? That takes both."""
+        return self.noisy(mode) or self.noisy("none")
+
+    def bars(self, modes):
+        """The gains that a plot shows: of modes that are there, and not too noisy."""
+        return {m: self.gain(m) for m in modes if m in self.modes and not self.doubtful(m)}
 
     def spread(self, mode):
         """The gain with the layer at its p75 and p25, against the median without overlap."""
@@ -66,7 +70,7 @@ def gains(table, mode):
     """Gain and hidden share; the spread where there is more than one round."""
     if table is None or mode not in table.modes:
         return "-"
-    if table.noisy(mode) or table.noisy("none"):
+    if table.doubtful(mode):
         return "too noisy"
     text = f"{-table.gain(mode):+.1f} %; {table.hidden(mode):.1f} %"
     if table.t["rounds"] > 1:
@@ -169,7 +173,7 @@ def crossover(get):
         t = get("ratio_" + ratio)
         if t:
             lines.append([ratio, f"{t.t['comm_ms'] / t.t['compute_ms']:.2f}"] +
-                         ["too noisy" if t.noisy(m) else f"{-t.gain(m):+.1f} %; {t.hidden(m):.0f} %"
+                         ["too noisy" if t.doubtful(m) else f"{-t.gain(m):+.1f} %; {t.hidden(m):.0f} %"
                           for m in ("slice:4", "slice:8", "flash:1", "flash:2")])
     return rows(["t_m/t_c", "T/W", "slice:4", "slice:8", "flash:1", "flash:2"], lines)
 
@@ -284,7 +288,7 @@ def main():
     note = f"{datetime.date.today()}, {os.cpu_count()} cores, {cpu}"
     bars = ["slice:4", "slice:6", "slice:8", "flash:1", "flash:2"]
     groups = {"paper\n(slices: M not told)": {"slice:6": 31.4, "flash:1": 36.9}}
-    groups.update({name.replace(", ", "\n"): t.gains(bars) for name, t in ways.items()})
+    groups.update({name.replace(", ", "\n"): t.bars(bars) for name, t in ways.items()})
     draw(os.path.join(out, "reproduction_mlp.png"), "MLP layer, T/W 0.558", groups, bars, note)
     groups, bars = {}, ["slice:4", "row:1", "flash:1", "flash:2"]
     for name, shape in (("attention_4096", "(16, 4096)"), ("attention_8192", "(4, 8192)")):
@@ -292,10 +296,10 @@ def main():
         groups[f"paper {shape}"] = {bar: 100 * (1 - p[key] / p["none"]) for bar, key in
                                     (("slice:4", "slice"), ("row:1", "row"), ("flash:1", "query-split")) if key in p}
         if t:
-            groups[f"measured {shape}"] = t.gains(bars)
+            groups[f"measured {shape}"] = t.bars(bars)
     draw(os.path.join(out, "reproduction_attention.png"), "Attention layer", groups, bars, note)
     bars = ["slice:4", "slice:8", "flash:1", "flash:2"]
-    groups = {f"t_m/t_c {r}": t.gains(bars) for r in RATIOS if (t := get("ratio_" + r))}
+    groups = {f"t_m/t_c {r}": t.bars(bars) for r in RATIOS if (t := get("ratio_" + r))}
     draw(os.path.join(out, "reproduction_crossover.png"), "MLP layer, P=4: more and more communication", groups, bars, note)
     lost = os.path.join(folder, "no_network.txt")
     network = ""

@@ -91,11 +91,6 @@ static int has_attention_behind(const GPT* g, int i) {
     return i == B4 && !layout_of(g).zigzag;
 }
 
-// F1 and F2 take turns, shard by shard, where sequences are whole
-static int take_turns(const GPT* g) {
-    return !layout_of(g).zigzag;
-}
-
 static void queue_rows(const GPT* g, int i, size_t row0, size_t n) {
     if (gpt_sites[i].group == GROUP_TP) {
         queue_tp(g, i, row0, n);
@@ -215,7 +210,7 @@ static void choose_all(const GPT* g, Told told[NSITES], AutoChoice* c) {
         told[i].x.cover_s = cover_s(g, told, i);
         c->m[i] = fo_model_chunks(&told[i].x, c->P[i], most_chunks(g, i), &c->exposed_s[i]);
     }
-    if (is_chosen(g, F1) && take_turns(g)) {
+    if (is_chosen(g, F1) && !layout_of(g).zigzag) { // F1 and F2 take turns, where sequences are whole
         const FoMeasured x[2] = {told[F1].x, told[F2].x};
         const int most[2] = {most_chunks(g, F1), most_chunks(g, F2)};
         int m[2];

@@ -88,6 +88,23 @@ static double exposed_s(const BenchMode* mode, int site, int m, int P, double sh
     return left > 0.0 ? left : 0.0;
 }
 
+// F1 and F2 in mode flash, where shards are whole sequences: they take turns
+static void predict_in_turn(Bench* x, const GPT* g, const double calls[NROWS]) {
+    static const int sites[2] = {F1, F2};
+    double shard_s[2], compute_s[2], exposed_s[2];
+    int m[2];
+    if (g->mesh.tp == 1 || g->layout.zigzag || x->modes[x->mode].mode != FO_FLASH) { return; }
+    for (int i = 0; i < 2; i++) {
+        m[i] = gpt_site_chunks(g, sites[i]);
+        shard_s[i] = 1e-3 * x->comm[sites[i]] / calls[sites[i]] / (g->mesh.tp - 1);
+        compute_s[i] = hiding_flops(g, sites[i]) / (x->opt.pace * 1e12);
+    }
+    fo_model_in_turn(g->mesh.tp, m, shard_s, compute_s, exposed_s);
+    for (int i = 0; i < 2; i++) {
+        x->predicted[x->mode][sites[i]] = 1e3 * calls[sites[i]] * exposed_s[i];
+    }
+}
+
 // of the mode at hand; calls: of each operation in a step
 static void predict(Bench* x, const GPT* g, const double calls[NROWS]) {
     for (int i = 0; i < NROWS; i++) {
@@ -103,23 +120,7 @@ static void predict(Bench* x, const GPT* g, const double calls[NROWS]) {
         x->predicted[x->mode][i] =
             1e3 * calls[i] * exposed_s(&x->modes[x->mode], i, m, P, shard_s, flops / (x->opt.pace * 1e12));
     }
-}
-
-// F1 and F2 in mode flash, where shards are whole sequences
-static void predict_in_turn(Bench* x, const GPT* g, const double calls[NROWS]) {
-    static const int sites[2] = {F1, F2};
-    double shard_s[2], compute_s[2], exposed_s[2];
-    int m[2];
-    if (g->mesh.tp == 1 || g->layout.zigzag || x->modes[x->mode].mode != FO_FLASH) { return; }
-    for (int i = 0; i < 2; i++) {
-        m[i] = gpt_site_chunks(g, sites[i]);
-        shard_s[i] = 1e-3 * x->comm[sites[i]] / calls[sites[i]] / (g->mesh.tp - 1);
-        compute_s[i] = hiding_flops(g, sites[i]) / (x->opt.pace * 1e12);
-    }
-    fo_model_in_turn(g->mesh.tp, m, shard_s, compute_s, exposed_s);
-    for (int i = 0; i < 2; i++) {
-        x->predicted[x->mode][sites[i]] = 1e3 * calls[sites[i]] * exposed_s[i];
-    }
+    predict_in_turn(x, g, calls);
 }
 
 static void one_step(GPT* g, const int* ids, FoAdamw* a) {
@@ -183,10 +184,7 @@ static void body(FoGroup* world, void* arg) {
         if (o->plan.nexchanges) { calls[k] = (double)g->sent[k].nmessages / (nsteps * o->plan.nexchanges); }
     }
     fo_group_barrier(world);
-    if (rank == 0 && !mode->free) {
-        predict(x, g, calls);
-        predict_in_turn(x, g, calls);
-    }
+    if (rank == 0 && !mode->free) { predict(x, g, calls); }
     if (rank == 0) { (void)snprintf(x->device, sizeof x->device, "%s", fo_device_name(device)); }
     free(ids);
     gpt_close(g);

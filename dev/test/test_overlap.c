@@ -11,7 +11,7 @@
  */
 #include "dev/test/ranks.h"
 
-enum { NH = 2, HS = 4 };
+enum { NH = 2, HS = 4, QKV = 3 * NH * HS };
 
 // ---- all-gather -------------------------------------------------------------------------------------------
 typedef struct {
@@ -433,15 +433,14 @@ typedef struct {
 } Qkv;
 
 static Qkv qkv_open(Rank* k) {
-    const int OC3 = 3 * NH * HS;
     Qkv x;
     memset(&x, 0, sizeof x);
     x.rows = numbers(k, 74, 0, k->N, C);
-    x.weight = numbers(k, of_rank(75, k->r), 0, (size_t)OC3, C);
-    x.bias = numbers(k, of_rank(76, k->r), 0, 1, OC3);
+    x.weight = numbers(k, of_rank(75, k->r), 0, QKV, C);
+    x.bias = numbers(k, of_rank(76, k->r), 0, 1, QKV);
     x.all = poisoned_rows(k, k->N, C), x.seen = poisoned_rows(k, k->N, C);
-    x.weight_now = poisoned_rows(k, (size_t)OC3, C), x.bias_now = poisoned_rows(k, 1, OC3);
-    x.columns.out = poisoned_rows(k, k->N, OC3);
+    x.weight_now = poisoned_rows(k, QKV, C), x.bias_now = poisoned_rows(k, 1, QKV);
+    x.columns.out = poisoned_rows(k, k->N, QKV);
     const int m = k->c.m;
     if (k->c.mode != FO_NONE) { k->c.m = m % 4 + 1; } // not F2's
     x.o = overlap(k, "F1", FO_ALLGATHER);
@@ -451,29 +450,28 @@ static Qkv qkv_open(Rank* k) {
 
 // what rank p has of it, called whole
 static floatX* qkv_of_rank(Rank* k, const Qkv* x, int p) {
-    floatX* qkv = poisoned_rows(k, k->N, 3 * NH * HS);
-    fo_matmul_forward(qkv, x->rows, numbers(k, of_rank(75, p), 0, 3 * NH * HS, C),
-                      numbers(k, of_rank(76, p), 0, 1, 3 * NH * HS), k->N, C, 3 * NH * HS, FO_FLOATX,
-                      k->compute);
+    floatX* qkv = poisoned_rows(k, k->N, QKV);
+    fo_matmul_forward(qkv, x->rows, numbers(k, of_rank(75, p), 0, QKV, C),
+                      numbers(k, of_rank(76, p), 0, 1, QKV), k->N, C, QKV, FO_FLOATX, k->compute);
     return qkv;
 }
 
 static void qkv_begin(Rank* k, Qkv* x) {
     const size_t own = (size_t)k->r * ROWS * C;
-    produce(k, x->weight_now, x->weight, 3 * NH * HS * C * sizeof(floatX));
-    produce(k, x->bias_now, x->bias, 3 * NH * HS * sizeof(floatX));
+    produce(k, x->weight_now, x->weight, QKV * C * sizeof(floatX));
+    produce(k, x->bias_now, x->bias, QKV * sizeof(floatX));
     produce(k, x->all + own, x->rows + own, ROWS * C * sizeof(floatX));
     rest(k);
-    fo_allgather_matmul_begin(&x->columns, x->columns.out, x->all, x->weight_now, x->bias_now, k->N, C,
-                              3 * NH * HS, x->o);
+    fo_allgather_matmul_begin(&x->columns, x->columns.out, x->all, x->weight_now, x->bias_now, k->N, C, QKV,
+                              x->o);
 }
 
 // all of it has been consumed, by what is queued
 static void qkv_end(Rank* k, Qkv* x) {
     fo_copy(x->seen, x->all, k->N * C * sizeof(floatX), k->compute);
     queue_poison(k, x->all, k->N * C * sizeof(floatX));
-    queue_poison(k, x->weight_now, 3 * NH * HS * C * sizeof(floatX));
-    queue_poison(k, x->bias_now, 3 * NH * HS * sizeof(floatX));
+    queue_poison(k, x->weight_now, QKV * C * sizeof(floatX));
+    queue_poison(k, x->bias_now, QKV * sizeof(floatX));
 }
 
 // gathers: F1's gather is under way when F2 is called
