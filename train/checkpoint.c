@@ -763,21 +763,29 @@ static int remove_file(const char* path, char err[TRAIN_ERR]) {
     return train_error(err, "%s: cannot be deleted: %s", path, strerror(errno));
 }
 
+static const char PROBE[] = ".writable-XXXXXX"; // as mkstemp wants it
+
+// is it a name that only a run that was killed leaves behind?
+static int is_unfinished(const char* name) {
+    char names[2][32];
+    int step;
+    if (strncmp(name, PROBE, sizeof PROBE - 7) == 0) { return strlen(name) == sizeof PROBE - 1; }
+    if (sscanf(name, "model_%d.bin.tmp", &step) != 1 && sscanf(name, "state_%d.bin.tmp", &step) != 1) {
+        return 0;
+    }
+    (void)snprintf(names[0], sizeof names[0], "model_%08d.bin.tmp", step);
+    (void)snprintf(names[1], sizeof names[1], "state_%08d.bin.tmp", step);
+    return strcmp(name, names[0]) == 0 || strcmp(name, names[1]) == 0;
+}
+
 // files under way of a run that was killed
 static int remove_unfinished(const char* dir, char err[TRAIN_ERR]) {
     int rc = 0;
     DIR* d = opendir(dir);
     if (!d) { return train_error(err, "output folder %s: cannot be read: %s", dir, strerror(errno)); }
     for (struct dirent* e; rc == 0 && (e = readdir(d)) != NULL;) {
-        char path[CHECKPOINT_PATH], names[2][32];
-        int step;
-        if (sscanf(e->d_name, "model_%d.bin.tmp", &step) != 1 &&
-            sscanf(e->d_name, "state_%d.bin.tmp", &step) != 1) {
-            continue;
-        }
-        (void)snprintf(names[0], sizeof names[0], "model_%08d.bin.tmp", step);
-        (void)snprintf(names[1], sizeof names[1], "state_%08d.bin.tmp", step);
-        if (strcmp(e->d_name, names[0]) != 0 && strcmp(e->d_name, names[1]) != 0) { continue; }
+        char path[CHECKPOINT_PATH];
+        if (!is_unfinished(e->d_name)) { continue; }
         (void)snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
         rc = remove_file(path, err);
     }
@@ -800,7 +808,7 @@ int checkpoint_prepare_folder(const char* dir, FolderLock* lock, char err[TRAIN_
     if (stat(dir, &info) == 0 && !S_ISDIR(info.st_mode)) {
         return train_error(err, "output folder %s: is not a folder", dir);
     }
-    (void)snprintf(probe, sizeof probe, "%s/.writable-XXXXXX", dir);
+    (void)snprintf(probe, sizeof probe, "%s/%s", dir, PROBE);
     int fd = mkstemp(probe);
     if (fd < 0) {
         return train_error(err, "output folder %s: no file can be made in it: %s", dir, strerror(errno));

@@ -624,6 +624,8 @@ static void test_lock(void) {
     char rc = -1;
     CHECK(pid > 0 && read(ready[0], &rc, 1) == 1 && rc == 0);
     spill(in_folder("locked/model_00000001.bin.tmp"), "under way", 9);
+    spill(in_folder("locked/.writable-aB3xyz"), "", 0);
+    spill(in_folder("locked/.writable-notes"), "", 0); // nobody's but the user's
     (void)snprintf(want, sizeof want, "locked: process %d on ", (int)pid);
     CHECK(checkpoint_prepare_folder(dir, &lock, err) == -1 && !lock.held);
     CHECK_HAS(err, want);
@@ -634,6 +636,7 @@ static void test_lock(void) {
     free(left);
     CHECK(checkpoint_prepare_folder(dir, &lock, err) == 0 && lock.held && err[0] == 0);
     CHECK(!exists(in_folder("locked/model_00000001.bin.tmp")));
+    CHECK(!exists(in_folder("locked/.writable-aB3xyz")) && exists(in_folder("locked/.writable-notes")));
     left = slurp(in_folder("locked/train_gpt.lock"), &nbytes);
     CHECK(left && atoi(left) == (int)getpid());
     free(left);
